@@ -7,7 +7,7 @@ Fields marked *execution* change how a run goes, never what comes out of it; the
 decide whether a step is done (`recipes.identity`).
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
@@ -20,6 +20,16 @@ class Part(BaseModel):
     """A frozen section of a recipe that refuses fields it does not know."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+P = TypeVar("P", bound=Part)
+
+
+def _agreed(part: P, wrong: list[str]) -> P:
+    """The part, if nothing is wrong with how its fields go together; else all of it, one sentence a line."""
+    if wrong:
+        raise ValueError("\n".join(wrong))
+    return part
 
 
 class Model(Part):
@@ -46,13 +56,14 @@ class Model(Part):
 
     @model_validator(mode="after")
     def _shapes_divide(self) -> Self:
+        wrong = []
         if self.hidden_size % self.heads:
-            raise ValueError(f"heads ({self.heads}) must divide hidden_size ({self.hidden_size})")
-        if self.hidden_size // self.heads % 2:
-            raise ValueError(f"hidden_size / heads is {self.hidden_size // self.heads}, rotary embedding needs it even")
+            wrong.append(f"heads ({self.heads}) must divide hidden_size ({self.hidden_size})")
+        elif self.hidden_size // self.heads % 2:
+            wrong.append(f"hidden_size / heads is {self.hidden_size // self.heads}, rotary embedding needs it even")
         if self.heads % self.kv_heads:
-            raise ValueError(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
-        return self
+            wrong.append(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
+        return _agreed(self, wrong)
 
 
 class Data(Part):
@@ -87,6 +98,11 @@ class Data(Part):
         description="'train' (byte-level BPE of model.vocab_size on this data) or the path of a tokenizer.json.",
     )
 
+    @model_validator(mode="after")
+    def _lengths_leave_some(self) -> Self:
+        short = self.min_chars > self.max_chars
+        return _agreed(self, [f"min_chars ({self.min_chars}) is above max_chars ({self.max_chars})"] if short else [])
+
 
 class Image(Part):
     """The machine image the nodes start from."""
@@ -97,7 +113,7 @@ class Image(Part):
 class LocalCluster(Part):
     """This machine: each node is a torchrun group of its own."""
 
-    kind: Literal["local"] = "local"
+    kind: Literal["local"] = Field("local", description="Which kind of cluster.")
     nodes: PositiveInt = Field(2, le=16, description="Nodes, each a torchrun group on this machine.")
     processes_per_node: PositiveInt = Field(1, le=16, description="Training processes (ranks) per node.")
 
@@ -111,31 +127,33 @@ class AwsCluster(Part):
         examples=["p5.48xlarge"],
     )
     nodes: PositiveInt = Field(2, description="Number of instances.", examples=[16])
-    region: str = Field("us-east-1", pattern=r"^[a-z]{2}(-[a-z]+)+-\d$", description="AWS region.")
+    region: str = Field(
+        "us-east-1", pattern=r"^[a-z]{2}(-[a-z]+)+-\d$", description="AWS region: its code, such as us-east-1."
+    )
 
 
 class SlurmCluster(AwsCluster):
     """AWS ParallelCluster with Slurm."""
 
-    kind: Literal["slurm"] = "slurm"
+    kind: Literal["slurm"] = Field("slurm", description="Which kind of cluster.")
 
 
 class BatchCluster(AwsCluster):
     """AWS Batch multi-node parallel jobs."""
 
-    kind: Literal["batch"] = "batch"
+    kind: Literal["batch"] = Field("batch", description="Which kind of cluster.")
 
 
 class EksCluster(AwsCluster):
     """Amazon EKS."""
 
-    kind: Literal["eks"] = "eks"
+    kind: Literal["eks"] = Field("eks", description="Which kind of cluster.")
 
 
 class SageMakerCluster(AwsCluster):
     """SageMaker training jobs."""
 
-    kind: Literal["sagemaker"] = "sagemaker"
+    kind: Literal["sagemaker"] = Field("sagemaker", description="Which kind of cluster.")
 
 
 Cluster = Annotated[
@@ -183,11 +201,12 @@ class Train(Part):
 
     @model_validator(mode="after")
     def _schedule_fits(self) -> Self:
+        wrong = []
         if self.warmup_steps >= self.steps:
-            raise ValueError(f"warmup_steps ({self.warmup_steps}) must be below steps ({self.steps})")
+            wrong.append(f"warmup_steps ({self.warmup_steps}) must be below steps ({self.steps})")
         if self.rehearse_failure_at is not None and self.rehearse_failure_at >= self.steps:
-            raise ValueError(f"rehearse_failure_at ({self.rehearse_failure_at}) must be below steps ({self.steps})")
-        return self
+            wrong.append(f"rehearse_failure_at ({self.rehearse_failure_at}) must be below steps ({self.steps})")
+        return _agreed(self, wrong)
 
 
 class Score(Part):

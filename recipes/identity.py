@@ -1,0 +1,102 @@
+"""What each step's fingerprint covers: all that changes the step's result, and nothing that only changes the run.
+
+Which fields are execution is said once, by the descriptions in `recipes.spec`, see `recipes.fields.EXECUTION`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
+from typing import Any
+
+from recipes.fields import fields
+from recipes.spec import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step's result depends on."""
+
+    version: int
+    """Raise it when the step's result changes for equal input."""
+    covers: tuple[str, ...]
+    """Sections and fields of the recipe; of a section, the fields that are not execution."""
+    inputs: tuple[str, ...] = ()
+    """The results it reads, by the names of `NodeJob.inputs`."""
+    facts: tuple[str, ...] = ()
+    """What the caller knows and the recipe does not."""
+    optional: tuple[str, ...] = ()
+    """Inputs and facts that may be left out."""
+
+
+STEPS: dict[str, Step] = {
+    "image": Step(version=1, covers=("image",), facts=("template",), optional=("template",)),
+    "preprocess": Step(
+        version=1,
+        covers=("data",),
+        inputs=("tokenizer",),
+        facts=("source", "tokenizer_digest"),
+        optional=("tokenizer", "tokenizer_digest"),
+    ),
+    # The number of ranks is here, and the kind of machine is not: splitting a sum differently changes its last bits.
+    "train": Step(
+        version=1,
+        covers=("model", "parallel", "train"),
+        inputs=("dataset", "initial"),
+        facts=("world_size",),
+        optional=("initial",),
+    ),
+    "score": Step(version=1, covers=("score",), inputs=("dataset", "model")),
+    # The model card says the name, the description, the source and the score.
+    "export": Step(
+        version=1,
+        covers=("export", "name", "description", "data.source"),
+        inputs=("dataset", "model", "score"),
+        optional=("score",),
+    ),
+    "serve": Step(version=1, covers=("serve",), inputs=("export",)),
+}
+
+
+def identity(recipe: Recipe, step: str, inputs: Mapping[str, str], **facts: str | int) -> dict[str, Any]:
+    """What `store.manifest.fingerprint` hashes for one step of a recipe whose `parallel` is resolved.
+
+    `inputs` are the store keys of the results the step reads. `facts` by step: preprocess takes `source` (the digest
+    of the source's inventory) and, where `data.tokenizer` is a file, `tokenizer_digest` (of its content); train takes
+    `world_size` (ranks over all nodes); image takes `template` (a digest of what the image is built from).
+    Raises ValueError where an input or a fact is missing or unknown, or where train's `parallel` is still auto.
+    """
+    told = STEPS[step]
+    _complete(step, told, inputs, facts)
+    covered = _covered(recipe, told)
+    if step == "preprocess":
+        covered = _dataset(recipe, covered, {**inputs, **facts})
+    if step == "train" and "auto" in (recipe.parallel.strategy, recipe.parallel.micro_batch_size):
+        raise ValueError("train has no identity while parallel is auto: resolve it with the planner first")
+    return {"step": step, "version": told.version, "recipe": covered, "inputs": dict(inputs), "facts": facts}
+
+
+def _complete(step: str, told: Step, inputs: Mapping[str, str], facts: Mapping[str, object]) -> None:
+    for given, known in ((inputs.keys(), {*told.inputs}), (facts.keys(), {*told.facts})):
+        if missing := known - {*told.optional} - given:
+            raise ValueError(f"the identity of {step} needs {', '.join(sorted(missing))}")
+        if unknown := given - known:
+            raise ValueError(f"the identity of {step} does not know {', '.join(sorted(unknown))}")
+
+
+def _covered(recipe: Recipe, step: Step) -> dict[str, Any]:
+    """The values of the fields a step covers, by their dotted names."""
+    dump = recipe.model_dump(mode="json")
+    wanted = [field for field in fields() if not field.execution and {field.path[0], field.name} & {*step.covers}]
+    return {field.name: reduce(getitem, field.path, dump) for field in wanted}
+
+
+def _dataset(recipe: Recipe, covered: dict[str, Any], given: Mapping[str, object]) -> dict[str, Any]:
+    """Digests in place of paths, since the same documents elsewhere are the same dataset; a new tokenizer's size."""
+    content = {name: value for name, value in covered.items() if name not in ("data.source", "data.tokenizer")}
+    learns = recipe.data.tokenizer == "train"
+    if "tokenizer" in given:  # that of an earlier dataset, whatever the recipe says
+        return content
+    if learns == ("tokenizer_digest" in given):
+        raise ValueError("preprocess needs tokenizer_digest when, and only when, data.tokenizer is a file")
+    return content | {"model.vocab_size": recipe.model.vocab_size} if learns else content

@@ -1,0 +1,146 @@
+from collections.abc import Callable
+from types import NoneType
+from typing import Any
+
+import pytest
+
+from recipes import Recipe
+from recipes.fields import EXECUTION, Field, choices, fields
+from recipes.identity import STEPS, identity
+from recipes.load import load
+from store.manifest import fingerprint
+
+INPUTS = {
+    "image": (),
+    "preprocess": (),
+    "train": ("dataset",),
+    "score": ("dataset", "model"),
+    "export": ("dataset", "model"),
+    "serve": ("export",),
+}
+
+
+def base(kind: str) -> dict[str, Any]:
+    """A recipe of which every field can be changed alone."""
+    return {
+        "model": {"kv_heads": 1},
+        "cluster": {"kind": kind},
+        "parallel": {"strategy": "fsdp2", "micro_batch_size": 4},
+        "train": {"rehearse_failure_at": 100},
+    }
+
+
+def fingerprints(recipe: Recipe) -> dict[str, str]:
+    """Of every step, with the same inputs and facts whatever the recipe."""
+    digest = {"tokenizer_digest": "t"} if recipe.data.tokenizer != "train" else {}
+    facts: dict[str, dict[str, Any]] = {"preprocess": {"source": "s"} | digest, "train": {"world_size": 2}}
+    told = {
+        step: identity(recipe, step, {name: f"{name}@1" for name in INPUTS[step]}, **facts.get(step, {}))
+        for step in STEPS
+    }
+    return {step: fingerprint(one) for step, one in told.items()}
+
+
+def another(field: Field, value: Any) -> Any:
+    """A valid value for a field that is not the one it has; `value` itself where there is no other."""
+    words = choices(field.schema)
+    if words and not isinstance(value, int):
+        return next((word for word in words if word not in (value, "auto")), value)
+    changes: dict[type, Callable[[Any], Any]] = {
+        bool: lambda flag: not flag,
+        int: lambda number: number * 2,
+        float: lambda number: number / 2,
+        NoneType: lambda _: 7,
+        list: lambda entries: entries[1:] or ["*.md"],
+        str: lambda text: "us-east-2" if field.path[-1] == "region" else f"{text}x",
+    }
+    return changes[type(value)](value)
+
+
+def flipped(field: Field) -> tuple[Recipe, Recipe]:
+    values = base(field.kinds[0] if field.kinds else "local")
+    before = load(values)
+    value = before.model_dump(mode="json")
+    for part in field.path:
+        value = value[part]
+    section = values.setdefault(field.path[0], {}) if len(field.path) == 2 else values
+    section[field.path[-1]] = another(field, value)
+    return before, load(values)
+
+
+ONLY_ONE_VALUE = {"model.family", "cluster.kind"}
+
+
+@pytest.mark.parametrize("field", fields(), ids=lambda field: "-".join((field.name, *field.kinds)))
+def test_execution_never_enters_a_fingerprint_and_everything_else_does(field: Field) -> None:
+    before, after = flipped(field)
+    assert (before != after) == (field.name not in ONLY_ONE_VALUE)
+    changed = fingerprints(before) != fingerprints(after)
+    assert changed == (not field.execution and field.name not in ONLY_ONE_VALUE)
+
+
+def test_the_mark_is_the_description_of_a_field_or_of_its_section() -> None:
+    marked = {field.name for field in fields() if field.execution}
+    assert {"store", "keep", "cluster.nodes", "train.checkpoint_every", "train.attempts", "budget.max_usd"} <= marked
+    assert not marked & {"name", "train.steps", "train.seed", "model.layers", "parallel.strategy", "data.source"}
+    assert not any(field.description.startswith(EXECUTION.strip()) for field in fields())
+
+
+def test_a_field_reaches_only_the_steps_it_matters_to() -> None:
+    before = fingerprints(load(base("local")))
+    for assignment, steps in {
+        "train.steps=300": {"train"},
+        "data.min_chars=100": {"preprocess"},
+        "model.vocab_size=5000": {"preprocess", "train"},
+        "data.source=/elsewhere": {"export"},
+        "score.max_tokens=5": {"score"},
+        "serve.max_new_tokens=5": {"serve"},
+        "image.flavour=eks-gpu": {"image"},
+    }.items():
+        after = fingerprints(load(base("local"), [assignment]))
+        assert {step for step in STEPS if before[step] != after[step]} == steps
+
+
+def test_inputs_facts_and_version_are_covered(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load(base("local"))
+    one = identity(recipe, "train", {"dataset": "a"}, world_size=2)
+    assert one["version"] == STEPS["train"].version
+    others = [
+        identity(recipe, "train", {"dataset": "b"}, world_size=2),
+        identity(recipe, "train", {"dataset": "a"}, world_size=4),
+        identity(recipe, "train", {"dataset": "a", "initial": "c"}, world_size=2),
+        one | {"version": 2},
+    ]
+    assert len({fingerprint(told) for told in [one, *others]}) == 5
+
+
+def test_a_dataset_with_a_given_tokenizer_knows_its_content_and_not_its_size_or_path() -> None:
+    def told(path: str, size: int, inputs: dict[str, str], **facts: str) -> dict[str, Any]:
+        recipe = load({"data": {"tokenizer": path}, "model": {"vocab_size": size}})
+        return identity(recipe, "preprocess", inputs, source="s", **facts)
+
+    assert told("/a.json", 5000, {}, tokenizer_digest="t") == told("/b.json", 6000, {}, tokenizer_digest="t")
+    assert told("/a.json", 5000, {}, tokenizer_digest="t") != told("/a.json", 5000, {}, tokenizer_digest="u")
+    assert told("train", 5000, {"tokenizer": "k"}) == told("/a.json", 6000, {"tokenizer": "k"})
+
+
+@pytest.mark.parametrize(
+    ("step", "inputs", "facts", "says"),
+    [
+        ("train", {}, {"world_size": 2}, "needs dataset"),
+        ("train", {"dataset": "a"}, {}, "needs world_size"),
+        ("train", {"dataset": "a", "data": "b"}, {"world_size": 2}, "does not know data"),
+        ("serve", {"export": "a"}, {"speed": 2}, "does not know speed"),
+        ("preprocess", {}, {"source": "s", "tokenizer_digest": "t"}, "when, and only when, data.tokenizer is a file"),
+    ],
+)
+def test_what_is_missing_or_unknown_is_refused(
+    step: str, inputs: dict[str, str], facts: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        identity(load(base("local")), step, inputs, **facts)
+
+
+def test_an_unresolved_recipe_has_no_training_identity() -> None:
+    with pytest.raises(ValueError, match="resolve it with the planner"):
+        identity(Recipe(), "train", {"dataset": "a"}, world_size=2)
