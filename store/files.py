@@ -65,12 +65,10 @@ class FileStore:
         return path
 
     def publish(self, place: str) -> None:
-        """Flush the files that were written in place, so that the manifest never outlives them."""
+        """Flush what was written in place, files and folders, so that the manifest never outlives them."""
         with self._sentences():
-            for path in self._path(place).rglob("*"):
-                if path.is_file():
-                    with path.open("rb") as done:
-                        os.fsync(done.fileno())
+            for path in (self._path(place), *self._path(place).rglob("*")):
+                _flush(path)
 
     def fetch(self, place: str) -> Path:
         return self._path(place)
@@ -118,8 +116,12 @@ def _replace(path: Path, data: bytes) -> None:
     except BaseException:
         Path(fresh).unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    _flush(path.parent)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(handle)
     finally:
-        os.close(folder)
+        os.close(handle)

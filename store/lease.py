@@ -11,6 +11,7 @@ import secrets
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ class Holder:
 
     what: str
     host: str
+    machine: str
+    """Where `pid` means something: one boot of one machine, one container."""
     pid: int
     born: str
     token: str
@@ -37,7 +40,7 @@ class Holder:
 
     def alive(self) -> bool:
         """Whether this holder may still be at work."""
-        if self.host == _host():
+        if self.machine == _machine():
             return _born(self.pid) == self.born
         return time.time() < self.expires
 
@@ -67,6 +70,8 @@ def _take(store: Store, key: str, mine: Holder) -> str:
         if not holder.alive():
             return store.put(key, _bytes(mine), if_match=there.etag)
     except Conflict:
+        if (there := store.get(key)) and there.data == _bytes(mine):
+            return there.etag  # our own request, whose answer was lost and which was sent again
         raise Busy(f"{mine.what} was started twice at this moment: the other one goes on") from None
     raise Busy(
         f"{mine.what} is being run by process {holder.pid} on {holder.host}: wait for it, or stop it "
@@ -93,15 +98,20 @@ def _release(store: Store, key: str, mine: Holder) -> None:
 
 def _fresh(what: str, token: str = "") -> Holder:
     pid = os.getpid()
-    return Holder(what, _host(), pid, _born(pid), token or secrets.token_hex(8), time.time() + TTL_S)
+    return Holder(
+        what, socket.gethostname(), _machine(), pid, _born(pid), token or secrets.token_hex(8), time.time() + TTL_S
+    )
 
 
 def _bytes(holder: Holder) -> bytes:
     return json.dumps(asdict(holder)).encode()
 
 
-def _host() -> str:
-    return socket.gethostname()
+def _machine() -> str:
+    boot, names = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+    if boot.exists() and names.is_symlink():
+        return f"{boot.read_text().strip()} {names.readlink()}"
+    return f"{socket.gethostname()} {uuid.getnode()}"
 
 
 def _born(pid: int) -> str:

@@ -1,0 +1,81 @@
+"""The emulator's program: moto's server on 127.0.0.1 with our CloudFormation in place of moto's.
+
+python -m emulator.server 4566
+CASTRA_EMULATOR_PACE_S=0.5 python -m emulator.server 4566      # every change of a resource takes that long
+
+Everything is in memory and ends with the process; `GET /castra/emulator` names this memory.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+PATH = "/castra/emulator"
+MEMORY = secrets.token_hex(8)
+
+
+CONDITIONS = {"HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH"}
+WARM = ("s3", "iam", "logs", "ec2")
+"""Services whose import takes long: done in the background while the server answers already."""
+
+
+class Application:
+    """The WSGI application: our own page, our CloudFormation, and moto for everything else."""
+
+    def __init__(self) -> None:
+        from flask import Flask
+        from moto.core.utils import convert_to_flask_response
+        from moto.moto_server.werkzeug_app import BackendRequest, DomainDispatcherApplication, create_backend_app
+
+        from emulator.api import StackApi
+
+        self.moto = DomainDispatcherApplication(create_backend_app)
+        self.conditional = threading.Lock()
+        self.stacks = Flask("stacks")
+        self.stacks.request_class = BackendRequest
+        self.stacks.add_url_rule("/", "stacks", convert_to_flask_response(StackApi.dispatch), methods=["POST"])
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        """Answer one request."""
+        if environ.get("PATH_INFO") == PATH:
+            start_response("200 OK", [("Content-Type", "application/json")])
+            return [json.dumps({"memory": MEMORY}).encode()]
+        signed_for = environ.get("HTTP_AUTHORIZATION", "").partition(",")[0].split("/")
+        application = self.stacks if "cloudformation" in signed_for else self.moto
+        # moto compares and writes in two steps: without the lock two conditional writes could both succeed
+        with self.conditional if CONDITIONS & environ.keys() else contextlib.nullcontext():
+            answer: Iterable[bytes] = application(environ, start_response)
+        return answer
+
+
+def warm() -> None:
+    """Import what the first requests will need."""
+    from moto.backends import get_backend
+
+    for service in WARM:
+        get_backend(service)
+
+
+def main(port: int) -> None:
+    """Serve until the end."""
+    from moto.moto_server.werkzeug_app import MotoRequestHandler
+    from werkzeug.serving import make_server
+
+    from emulator.api import World
+
+    World.endpoint = f"http://127.0.0.1:{port}"
+    World.pace_s = float(os.environ.get("CASTRA_EMULATOR_PACE_S", "0"))
+    MotoRequestHandler.log_request = lambda *_: None
+    server = make_server("127.0.0.1", port, Application(), threaded=True, request_handler=MotoRequestHandler)
+    print(f"the emulator listens on {World.endpoint}", flush=True)
+    threading.Thread(target=warm, daemon=True).start()
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,5 @@
+"""Fixtures of the emulator tests."""
+
+from tests.sky import emulator, site
+
+__all__ = ["emulator", "site"]

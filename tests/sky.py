@@ -1,0 +1,39 @@
+"""AWS for the tests: one emulator for all tests of a process, and a site in it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import pytest
+
+from clusters import aws
+from clusters.aws import Site
+from emulator import aws as emulated
+from emulator.aws import Emulator
+
+
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
+    """A running emulator."""
+    with emulated.running(tmp_path_factory.mktemp("emulator")) as running:
+        yield running
+
+
+@pytest.fixture
+def site(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """The emulator, as the environment points at it."""
+    for name, value in emulated.environment(emulator.endpoint).items():
+        monkeypatch.setenv(name, value)
+    return aws.here()
+
+
+_clients: dict[tuple[str, str], Any] = {}
+
+
+def client(service: str, endpoint: str) -> Any:
+    """A client to look at the emulator with, past our own code."""
+    if (service, endpoint) not in _clients:
+        session = boto3.session.Session("castra", "castra", region_name=emulated.REGION)
+        made = session.client(service, endpoint_url=endpoint)  # type: ignore[call-overload]  # a name at run time
+        _clients[service, endpoint] = made
+    return _clients[service, endpoint]
