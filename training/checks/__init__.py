@@ -1,0 +1,1 @@
+"""Proofs a cluster must give before anything is paid for on it."""

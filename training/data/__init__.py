@@ -1,0 +1,1 @@
+"""From a folder of text to packed tokens, and from packed tokens to batches."""
