@@ -108,7 +108,7 @@ class LocalCluster:
             "master-port": keeper.PORT,
         }
         flags = [f"--{name}={value}" for name, value in launcher.items()]
-        return [sys.executable, "-m", "torch.distributed.run", *flags, *program]
+        return [sys.executable, "-m", "training.launch", *flags, *program]
 
     def _env(self, job: Job) -> dict[str, str]:
         ranks = job.nodes * max(1, job.processes_per_node)

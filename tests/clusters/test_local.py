@@ -198,7 +198,7 @@ def test_the_rendered_job_is_a_torchrun_per_node(tmp_path: Path) -> None:
         assert node["argv"] == [
             sys.executable,
             "-m",
-            "torch.distributed.run",
+            "training.launch",
             "--nnodes=2",
             f"--node-rank={rank}",
             "--nproc-per-node=3",

@@ -1,0 +1,142 @@
+"""The command line that every flow shares: `python -m flows.<verb> recipe.yaml [--set field=value] …`.
+
+0 done    1 the run failed    2 the input is wrong    130 stopped by Ctrl-C
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import traceback
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import cyclopts
+from cyclopts import Parameter
+from prefect import Flow
+from prefect.client.schemas.objects import State
+from rich.markup import escape
+
+from flows._house import MISTAKES
+from flows._server import prefect_server
+from recipes import Recipe
+from recipes.load import load
+from recipes.rehearse import rehearse
+from tasks import report, stack
+
+GALLERY = Path("recipes")
+
+RecipePath = Annotated[Path, Parameter(help="The recipe, a YAML file.")]
+Sets = Annotated[
+    list[str] | None, Parameter("--set", negative="", help="Change a field: train.steps=200. Can be given again.")
+]
+Rehearse = Annotated[
+    bool, Parameter("--rehearse", negative="", help="Shrink the recipe to two nodes on this machine: nothing is paid.")
+]
+Keep = Annotated[bool, Parameter("--keep", negative="", help="Leave what was provisioned standing until it expires.")]
+
+
+PlanOnly = Annotated[bool, Parameter("--plan-only", negative="", help="Say what it will take, and do nothing else.")]
+
+
+def command(flow: Flow[..., Any], help_text: str | None) -> None:
+    """Run a flow of one recipe from the command line and exit with its code."""
+
+    def run(
+        path: RecipePath,
+        /,
+        *,
+        sets: Sets = None,
+        shrink: Rehearse = False,
+        keep: Keep = False,
+        plan_only: PlanOnly = False,
+    ) -> None:
+        with sentences():
+            recipe = read(path, sets or [], shrink=shrink, keep=keep)
+            wanted = import_module("flows.plan").plan if plan_only else flow
+            sys.exit(execute(wanted, {"recipe": recipe}, needs_aws=stack.needs_aws(recipe, wanted.name)))
+
+    launch(run, flow.name, help_text)
+
+
+def launch(run: Any, name: str, help_text: str | None) -> None:
+    """Parse the command line for `run`, with help and errors in the house's style."""
+    app = cyclopts.App(name=f"python -m flows.{name}", help=help_text, help_format="plaintext", version_flags=[])
+    app.default(run)
+    app()
+
+
+@contextlib.contextmanager
+def sentences() -> Any:
+    """Turn a user's mistake into one sentence on standard error and exit code 2."""
+    try:
+        yield
+    except MISTAKES as mistake:
+        report.CONSOLE.print(f"[bold red]✗[/] {escape(str(mistake))}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        report.CONSOLE.print("[bold red]✗[/] stopped", highlight=False)
+        sys.exit(130)
+
+
+def read(path: Path, sets: list[str], *, shrink: bool, keep: bool) -> Recipe:
+    """Load a recipe as the command line asks for it; raises `RecipeError`."""
+    recipe = load(path, sets)
+    if shrink:
+        recipe, notes = rehearse(recipe)
+        for note in notes:
+            report.CONSOLE.print(f"  rehearsal: {note}", highlight=False, soft_wrap=True)
+    return recipe.model_copy(update={"keep": True}) if keep else recipe
+
+
+def execute(flow: Flow[..., Any], parameters: dict[str, Any], *, needs_aws: bool) -> int:
+    """Run a flow with everything it needs on this machine, for as long as it takes; returns the exit code."""
+    _quiet_prefect()
+    with contextlib.ExitStack() as services:
+        if needs_aws:
+            services.enter_context(_emulator())
+        url = prefect_server(report.CONSOLE)
+        report.CONSOLE.print(f"[dim]watch: {url}/runs (as long as the run goes on)[/]", highlight=False)
+        signal.signal(signal.SIGTERM, _terminated)
+        state = cast("State[Any]", flow(**parameters, return_state=True))
+    if state.is_completed():
+        print(state.message)
+        return 0
+    error = getattr(state.data, "result", state.data)
+    if isinstance(error, BaseException):  # a defect of ours, or Prefect's: a mistake would have been a sentence
+        report.CONSOLE.print("".join(traceback.format_exception(error)), markup=False, highlight=False)
+    return 1
+
+
+@contextlib.contextmanager
+def _emulator() -> Any:
+    from emulator import aws as emulated  # the only place where a flow's process knows that AWS may not be AWS
+
+    with emulated.running() as running:
+        os.environ.update(emulated.environment(running.endpoint))
+        yield
+
+
+def _terminated(_number: int, _frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+class _Story(logging.Handler):
+    """Prints the lines that are meant for people; Prefect's own stay in the UI."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not getattr(record, "castra", False):
+            return
+        mark = "[bold red]✗[/]" if record.levelno >= logging.ERROR else "[dim]·[/]"
+        report.CONSOLE.print(f"{mark} {escape(record.getMessage())}", highlight=False, soft_wrap=True)
+
+
+def _quiet_prefect() -> None:
+    for name in ("prefect", "prefect.flow_runs", "prefect.task_runs", ""):
+        for handler in logging.getLogger(name).handlers:
+            if "Console" in type(handler).__name__:
+                handler.setLevel(logging.CRITICAL)
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        logging.getLogger(name).addHandler(_Story())

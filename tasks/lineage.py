@@ -1,0 +1,137 @@
+"""From a recipe to the places of its results: which steps there are, what each is made from, which are done.
+
+Places are known before anything runs, because a fingerprint is the hash of a step's identity and of the fingerprints
+it is made from. So a run begins by looking, and does only what is missing.
+"""
+
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from clusters.base import Refused
+from recipes import Recipe
+from recipes.identity import identity
+from store import Store, open_store
+from store.manifest import Manifest, Place, fingerprint, read_manifest
+from tasks.machines import plan_of
+from training.data.sources import SourceError, documents, inventory
+
+STEPS = ("preprocess", "train", "score", "export", "serve")
+MADE_FROM: Mapping[str, Mapping[str, str]] = {
+    "preprocess": {},
+    "train": {"dataset": "preprocess"},
+    "score": {"dataset": "preprocess", "model": "train"},
+    "export": {"dataset": "preprocess", "model": "train", "score": "score"},
+    "serve": {"export": "export"},
+}
+
+
+class NotDone(Exception):
+    """A step was asked for whose inputs do not exist; the text says which command makes them."""
+
+
+@dataclass(frozen=True)
+class Ancestor:
+    """A promoted model that a new one starts from: its tokenizer, and its weights."""
+
+    dataset: Place
+    export: Place
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """One recipe, resolved: what the planner chose, and where every step's result is or will be."""
+
+    recipe: Recipe
+    """With the planner's choices in place of `auto`."""
+    store: Store
+    identities: Mapping[str, Mapping[str, Any]]
+    places: Mapping[str, Place]
+    ancestor: Ancestor | None = None
+
+    def inputs(self, step: str) -> dict[str, Place]:
+        """The places that a step reads."""
+        read = {name: self.places[source] for name, source in MADE_FROM[step].items()}
+        if self.ancestor and step == "preprocess":
+            read["tokenizer"] = self.ancestor.dataset
+        if self.ancestor and step == "train":
+            read["initial"] = self.ancestor.export
+        return read
+
+    def manifest(self, step: str) -> Manifest | None:
+        """The manifest of a step's result, None if it is not done."""
+        return read_manifest(self.store, self.places[step])
+
+    def done(self, step: str) -> Manifest:
+        """The manifest of a step's result; raises `NotDone` with the command that makes it."""
+        if (found := self.manifest(step)) is None:
+            raise NotDone(f"there is no result of {step} for {self.recipe.name}: run `python -m flows.{step}` first")
+        return found
+
+    def source_of(self, dataset: Place) -> object:
+        """What the identity of a dataset says of the text it was made from; None if there is no such dataset."""
+        if dataset == self.places["preprocess"]:
+            return self.identities["preprocess"]["facts"]["source"]
+        found = read_manifest(self.store, dataset)
+        return found.identity["facts"]["source"] if found else None
+
+    def with_model(self, training: Place) -> "Lineage":
+        """The same lineage with another training's model in place of its own: to score that on the same text."""
+        other = replace(self, places={**self.places, "train": training}, identities=dict(self.identities))
+        return _named(other, ("score",), {})
+
+    def unfinished(self) -> list[str]:
+        """The steps without a result, in order."""
+        return [step for step in STEPS if self.manifest(step) is None]
+
+
+@functools.lru_cache(maxsize=8)
+def trace(recipe: Recipe, ancestor: Ancestor | None = None) -> Lineage:
+    """Resolve a recipe: plan it, look at its data, name the places of its results.
+
+    Raises `Refused` if it cannot run as asked, `StoreError` if the store cannot be used, planner errors if it does not
+    fit: each one sentence.
+    """
+    store = open_store(recipe.store)
+    chosen = plan_of(recipe).best.layout
+    resolved = recipe.model_copy(
+        update={
+            "parallel": recipe.parallel.model_copy(
+                update={"strategy": chosen.strategy, "micro_batch_size": chosen.micro_batch_size}
+            )
+        }
+    )
+    facts: dict[str, dict[str, Any]] = {
+        "preprocess": _source(recipe, ancestor),
+        "train": {"world_size": chosen.world_size},
+    }
+    return _named(Lineage(resolved, store, {}, {}, ancestor), STEPS, facts)
+
+
+def _named(lineage: Lineage, steps: Sequence[str], facts: Mapping[str, Mapping[str, Any]]) -> Lineage:
+    for step in steps:
+        made_from = {name: place.key for name, place in lineage.inputs(step).items()}
+        told = identity(lineage.recipe, step, made_from, **facts.get(step, {}))
+        place = Place(step, lineage.recipe.name, fingerprint(told))
+        lineage = replace(
+            lineage, identities={**lineage.identities, step: told}, places={**lineage.places, step: place}
+        )
+    return lineage
+
+
+def _source(recipe: Recipe, ancestor: Ancestor | None) -> dict[str, str]:
+    """What a dataset is made from, by digests, so that the same text elsewhere is the same dataset."""
+    try:
+        found = documents(recipe.data.source, recipe.data.include, recipe.data.max_documents)
+        facts = {"source": str(inventory(found)["digest"])}
+    except SourceError as error:
+        raise Refused(str(error)) from None
+    if recipe.data.tokenizer == "train" or ancestor:
+        return facts
+    tokenizer = Path(recipe.data.tokenizer)
+    if not tokenizer.is_file():
+        raise Refused(f"data.tokenizer {str(tokenizer)!r} is not a file: give a tokenizer.json, or 'train'")
+    return facts | {"tokenizer_digest": hashlib.sha256(tokenizer.read_bytes()).hexdigest()}

@@ -1,0 +1,62 @@
+"""From a recipe's cluster to the machine the planner plans for: the catalogue's facts, or this machine's."""
+
+import contextlib
+import functools
+import os
+
+import planner
+from clusters import catalog
+from recipes.spec import LocalCluster, Recipe
+
+
+@functools.lru_cache(maxsize=64)
+def plan_of(recipe: Recipe) -> planner.Plan:
+    """The plan of a recipe on its cluster; raises `Refused` or a `planner.PlanError`."""
+    return planner.plan(recipe, machine(recipe), recipe.cluster.nodes, processes_per_node(recipe))
+
+
+def machine(recipe: Recipe) -> planner.Machine:
+    """The machine a recipe's nodes are, as the planner sees it; raises `Refused` for an unknown instance type."""
+    if isinstance(recipe.cluster, LocalCluster):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+        return planner.local_machine(cores=os.cpu_count() or 1, ram_gib=memory)
+    return as_machine(catalog.find(recipe.cluster.instance_type))
+
+
+def processes_per_node(recipe: Recipe) -> int:
+    """Training ranks per node: as told on this machine, one per accelerator on AWS."""
+    if isinstance(recipe.cluster, LocalCluster):
+        return recipe.cluster.processes_per_node
+    return catalog.find(recipe.cluster.instance_type).accelerators
+
+
+def as_machine(instance: catalog.Instance) -> planner.Machine:
+    """What the planner needs to know of an instance type."""
+    return planner.Machine(
+        name=instance.name,
+        accelerator=instance.accelerator,
+        accelerators=instance.accelerators,
+        memory_gib=instance.accelerator_memory_gib,
+        bf16_tflops=instance.bf16_tflops,
+        fp32_tflops=instance.fp32_tflops,
+        hbm_gb_per_s=instance.hbm_gb_per_s,
+        intra_gb_per_s=instance.nvlink_gb_per_s,
+        inter_gbps=instance.network_gbps,
+        achievable=instance.achievable,
+        price_usd_per_hour=instance.price_usd_per_hour,
+        price_as_of=instance.price_as_of,
+    )
+
+
+def cheapest_on_aws(recipe: Recipe) -> tuple[str, planner.Estimate] | None:
+    """The instance type on which the same training, on one instance, costs least; None if it fits none."""
+    found = []
+    for name, instance in catalog.load().items():
+        with contextlib.suppress(planner.PlanError):  # does not fit there, or its figures are not known
+            estimate = planner.aws_equivalent(recipe, as_machine(instance), nodes=1)
+            if estimate.usd is not None:
+                found.append((estimate.usd, name, estimate))
+    if not found:
+        return None
+    _, name, estimate = min(found, key=lambda one: one[:2])
+    return name, estimate

@@ -1,0 +1,157 @@
+"""Train, score, export, and let the model speak."""
+
+import math
+import time
+from uuid import UUID
+
+from store.manifest import Manifest, Place
+from tasks import promotion, report
+from tasks.lineage import Lineage, NotDone
+from tasks.step import Program, carry_out
+from tasks.watch import Follower, Metrics
+
+
+class GateClosed(Exception):
+    """The model did not pass its score gate; the text says which figure missed which limit."""
+
+
+class LossCurve(Follower):
+    """Follows a training job and keeps one picture of its loss and throughput current."""
+
+    REDRAW_S = 10.0
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__("train", _figures)
+        self._uniform = math.log(vocab_size)
+        self._page: UUID | None = None
+        self._drawn = 0.0
+
+    def take(self, line: str, bar: report.Bar) -> None:
+        """Look at one log line, and redraw the curve now and then."""
+        super().take(line, bar)
+        if self.history and time.monotonic() - self._drawn > self.REDRAW_S:
+            self._drawn = time.monotonic()
+            self._show()
+
+    def _show(self) -> None:
+        markdown = self.markdown()
+        if self._page is None:
+            self._page = report.page("loss", markdown, "Training loss and throughput, live")
+        else:
+            report.rewrite(self._page, markdown)
+
+    def markdown(self) -> str:
+        """The picture, with the newest figures in words."""
+        from tasks import pictures  # matplotlib costs half a second that a skipped step need not pay
+
+        losses = [(float(step), metrics["loss"]) for step, metrics in self.history]
+        speed = [(float(step), metrics["tokens_per_second"]) for step, metrics in self.history]
+        step, newest = self.history[-1]
+        return f"{pictures.loss_curve(losses, speed, self._uniform)}\n\nstep {step}: {_figures(newest)}\n"
+
+    def finish(self) -> None:
+        """Draw the curve a last time."""
+        if self.history:
+            self._show()
+
+
+def _figures(metrics: Metrics) -> str:
+    return f"loss {metrics['loss']:.3f}, {metrics['tokens_per_second']:,.0f} tokens/s"
+
+
+def train(lineage: Lineage) -> Manifest:
+    """Train the model on all nodes, resuming from its checkpoints where there are any."""
+    told = lineage.recipe.train
+    program = Program("training.run", everywhere=True, timeout_s=int(told.timeout_hours * 3600), attempts=told.attempts)
+    follower = LossCurve(lineage.recipe.model.vocab_size)
+    try:
+        manifest = carry_out(lineage, "train", program, follower)
+    finally:
+        follower.finish()
+    report.table("training", [_flat(manifest)], f"What training {manifest.key} came to")
+    return manifest
+
+
+def score(lineage: Lineage) -> Manifest:
+    """Score the model on text it has not seen, beside what compressors make of the same text."""
+    manifest = carry_out(lineage, "score", Program("training.score"), Follower("score"))
+    facts = manifest.facts
+    rows = [{"model": lineage.recipe.name, "bits_per_byte": facts["bits_per_byte"]}]
+    rows += [{"model": name, "bits_per_byte": value} for name, value in sorted(facts["baselines"].items())]
+    report.table("score", rows, f"Held-out bits per byte (lower is better); perplexity {facts['perplexity']:.1f}")
+    return manifest
+
+
+def gate(lineage: Lineage, scored: Manifest) -> None:
+    """Refuse a model that misses the recipe's limits: raises `GateClosed`."""
+    reached, rule = float(scored.facts["bits_per_byte"]), lineage.recipe.score
+    for baseline in rule.must_beat:
+        if reached >= (limit := float(scored.facts["baselines"][baseline])):
+            raise GateClosed(
+                f"the model needs {reached:.3f} bits per held-out byte, {baseline} needs {limit:.3f}: train longer "
+                f"(train.steps), or take {baseline!r} out of score.must_beat"
+            )
+    if rule.max_bits_per_byte is not None and reached > rule.max_bits_per_byte:
+        raise GateClosed(
+            f"the model needs {reached:.3f} bits per held-out byte, score.max_bits_per_byte allows "
+            f"{rule.max_bits_per_byte:.3f}: train longer, or raise the limit"
+        )
+
+
+def export(lineage: Lineage) -> Manifest:
+    """Write the Hugging Face folder and prove that it computes what the trained model computes."""
+    recipe = lineage.recipe
+    told = {"name": recipe.name, "inputs": {name: place.key for name, place in lineage.inputs("export").items()}}
+    manifest = carry_out(lineage, "export", Program("training.export.hf"), Follower("export"), {"lineage": told})
+    facts = manifest.facts
+    rows = [
+        {"fact": "folder", "value": str(lineage.store.fetch(manifest.key) / "hf")},
+        {"fact": "parameters", "value": f"{facts['parameters']:,}"},
+        {"fact": "largest logit difference to the trained model", "value": f"{facts['parity_max_abs_diff']:.2e}"},
+        {"fact": "allowed", "value": f"{recipe.export.parity_tolerance:.0e}"},
+        {"fact": "SHA-256 of the weights", "value": facts["weights_sha256"]},
+    ]
+    report.table("export-proof", rows, f"Proof of the export {manifest.key}")
+    return manifest
+
+
+def serve(lineage: Lineage) -> Manifest:
+    """Load the export as a stranger would, and let it continue the recipe's prompts."""
+    manifest = carry_out(lineage, "serve", Program("training.export.generate"), Follower("serve"))
+    spoken = "\n".join(f"```python\n{sample['prompt']}{sample['text']}\n```\n" for sample in manifest.facts["samples"])
+    report.page("samples", spoken, f"What {manifest.key} writes")
+    return manifest
+
+
+def _flat(manifest: Manifest) -> dict[str, object]:
+    return {name: value for name, value in manifest.facts.items() if isinstance(value, int | float | str)}
+
+
+def score_other(lineage: Lineage, training: Place) -> Manifest:
+    """Score another training's model on this lineage's held-out text."""
+    other = lineage.with_model(training)
+    return carry_out(other, "score", Program("training.score"), Follower("score of the model in use"))
+
+
+def in_use(lineage: Lineage) -> promotion.Model:
+    """The promoted model of the recipe's name; raises `NotDone` before the first promotion."""
+    if (current := promotion.read(lineage.store, lineage.recipe.name).current) is None:
+        raise NotDone(f"no model of {lineage.recipe.name} is in use yet: run `python -m flows.lifecycle` first")
+    return current
+
+
+def promote(lineage: Lineage, reason: str) -> str:
+    """Put the lineage's export in use; returns what was done."""
+    keys = {step: lineage.places[step].key for step in ("preprocess", "train", "export")}
+    reached = float(lineage.done("score").facts["bits_per_byte"])
+    chosen = promotion.Model(keys["preprocess"], keys["train"], keys["export"], reached, promotion.now())
+    promotion.promote(lineage.store, lineage.recipe.name, chosen, reason)
+    report.say(f"promoted: {chosen.export} is in use, because {reason}")
+    return f"{chosen.export} is in use: {reason}"
+
+
+def promote_once(lineage: Lineage) -> None:
+    """Put the export of a life that passed its gate in use, unless it was in use before: what came later stays."""
+    known = promotion.read(lineage.store, lineage.recipe.name).models
+    if lineage.places["export"].key not in {model.export for model in known}:
+        promote(lineage, "it passed its gate")

@@ -1,0 +1,83 @@
+"""One step from its inputs to its manifest: skipped when done, run on the cluster when not, sealed at the end."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from store.manifest import Manifest, seal
+from tasks import report
+from tasks.job import Work, cluster_of, run
+from tasks.lineage import MADE_FROM, Lineage
+from tasks.machines import processes_per_node
+from tasks.policy import PATIENT
+from tasks.watch import Follower
+from training.job import NodeJob
+
+PART_OF = {"tokenizer": "tokenizer.json", "initial": "hf"}
+"""Inputs that are a part of an earlier result, not the whole folder."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """Which node program makes a step's result, and on what."""
+
+    module: str
+    everywhere: bool = False
+    """On all nodes with all their ranks, or as one process on one node."""
+    timeout_s: int = 4 * 3600
+    attempts: int = 2
+
+
+def carry_out(
+    lineage: Lineage, step: str, program: Program, follower: Follower, told: Mapping[str, Any] = MappingProxyType({})
+) -> Manifest:
+    """Make a step's result, or find it made. `told` is passed to the program beside the recipe.
+
+    Raises `NotDone` if an input is missing, `Refused` if the program says its input is wrong.
+    """
+    if (found := lineage.manifest(step)) is not None:
+        report.say(f"{step}: done already, {found.key}")
+        return found
+    for source in MADE_FROM[step].values():
+        lineage.done(source)
+    begun = datetime.now(UTC)
+    result = run(cluster_of(lineage.recipe), _work(lineage, step, program, told), follower)
+    return seal_result(lineage, step, result, begun)
+
+
+def _work(lineage: Lineage, step: str, program: Program, told: Mapping[str, Any]) -> Work:
+    recipe, key = lineage.recipe, lineage.places[step].key
+    inputs = {
+        name: lineage.store.fetch(place.key) / PART_OF.get(name, "") for name, place in lineage.inputs(step).items()
+    }
+    node_job = NodeJob(
+        spec=recipe.model_dump(mode="json") | dict(told), output=lineage.store.workspace(key), inputs=inputs
+    )
+    work = Work(step, key, program.module, node_job, timeout_s=program.timeout_s, attempts=program.attempts)
+    if not program.everywhere:
+        return work
+    return replace(work, nodes=recipe.cluster.nodes, processes_per_node=processes_per_node(recipe))
+
+
+@task(name="seal", task_run_name="seal {step}", cache_policy=NO_CACHE, **PATIENT)
+def seal_result(lineage: Lineage, step: str, result: dict[str, Any], begun: datetime) -> Manifest:
+    """Publish a step's files and write its manifest, the sign that the step is done."""
+    place = lineage.places[step]
+    manifest = Manifest(
+        step,
+        place.name,
+        place.fingerprint,
+        identity=dict(lineage.identities[step]),
+        inputs={name: source.key for name, source in lineage.inputs(step).items()},
+        facts=result,
+        started=begun.isoformat(timespec="seconds"),
+        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    sealed = seal(lineage.store, place, manifest)
+    report.relay([f"sealed {sealed.key}: {len(sealed.files)} files, {report.size(sum(sealed.files.values()))}"])
+    return sealed

@@ -1,0 +1,68 @@
+"""The last page of a run: what came out, where it is, what it cost, what to do next."""
+
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+
+from store.manifest import Manifest
+from tasks import report
+from tasks.lineage import STEPS, Lineage
+from tasks.plan import bill
+
+
+def show(lineage: Lineage, skipped: int) -> str:
+    """Show the summary in the UI and on the terminal; returns its headline."""
+    done = {step: lineage.done(step) for step in STEPS}
+    facts = _facts(lineage, done)
+    costs = bill(lineage.recipe)
+    report.table("bill", costs, "What this run cost, and what it would have cost on AWS")
+    report.page("summary", _markdown(lineage, facts, done), "Summary")
+    _print(facts)
+    trained, scored = done["train"].facts, done["score"].facts
+    return (
+        f"{lineage.recipe.name}: loss {trained['loss_first']:.2f} to {trained['loss_last']:.2f}, "
+        f"{scored['bits_per_byte']:.3f} bits per byte, {skipped} of {len(STEPS)} steps were done already"
+    )
+
+
+def _facts(lineage: Lineage, done: dict[str, Manifest]) -> dict[str, str]:
+    trained, scored, exported = done["train"].facts, done["score"].facts, done["export"].facts
+    baselines = ", ".join(f"{name} {value:.3f}" for name, value in sorted(scored["baselines"].items()))
+    folder = lineage.store.fetch(done["export"].key) / "hf"
+    return {
+        "data": f"{done['preprocess'].facts['train']['tokens']:,} tokens to train on",
+        "training loss": f"{trained['loss_first']:.3f} → {trained['loss_last']:.3f} in {trained['steps']} steps "
+        f"({report.clock(trained['seconds'])}, {trained['tokens_per_second']:,.0f} tokens/s)",
+        "bits per held-out byte": f"{scored['bits_per_byte']:.3f} ({baselines})",
+        "export": str(folder),
+        "largest logit difference": f"{exported['parity_max_abs_diff']:.1e}",
+        "weights, SHA-256": exported["weights_sha256"],
+        "cost": "; ".join(f"{row['what']} {row['usd']}" for row in bill(lineage.recipe)),
+        "try it": f"AutoModelForCausalLM.from_pretrained({str(folder)!r})",
+        "again, on new data": "python -m flows.retrain <recipe>",
+        "all of it in the browser": "make ui",
+    }
+
+
+def _markdown(lineage: Lineage, facts: dict[str, str], done: dict[str, Manifest]) -> str:
+    from tasks import pictures  # matplotlib costs half a second that a skipped step need not pay
+
+    scored = done["score"].facts
+    scores = [(lineage.recipe.name, float(scored["bits_per_byte"])), *sorted(scored["baselines"].items())]
+    spoken = "\n".join(f"```python\n{told['prompt']}{told['text']}\n```" for told in done["serve"].facts["samples"])
+    places = [{"step": step, "result": manifest.key, "finished": manifest.finished} for step, manifest in done.items()]
+    where = f"store: `{lineage.store.url}`\n\n{report.grid(places)}"
+    return (
+        f"# {lineage.recipe.name}\n\n{report.grid([{'': name, ' ': value} for name, value in facts.items()])}\n"
+        f"{pictures.bars('held-out bits per byte (lower is better)', 'bits per byte', scores)}\n\n"
+        f"## What it writes\n\n{spoken}\n\n## Where everything is\n\n{where}"
+    )
+
+
+def _print(facts: dict[str, str]) -> None:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True, style="dim")
+    grid.add_column(overflow="fold")
+    for name, value in facts.items():
+        grid.add_row(name, escape(value))
+    report.CONSOLE.print(Panel(grid, title="castra", title_align="left", border_style="dim", expand=False))

@@ -1,0 +1,82 @@
+"""Follow a job by its log alone: progress with an ETA, the story's lines, the rest relayed to the run's log."""
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from clusters.base import Cluster, State, Status
+from tasks import report
+from training.job import MARK
+
+QUICKEST_S, SLOWEST_S = 0.1, 2.0
+
+FOR_PEOPLE = ("checkpoint", "checkpoint-skipped", "rehearsed-failure", "resumed", "stopped")
+"""Events of a job that a terminal shows; the UI's log has all of them."""
+
+Metrics = dict[str, float]
+
+
+class Follower:
+    """Turns a job's log lines into what people see; one per step."""
+
+    def __init__(self, step: str, describe: Callable[[Metrics], str] = lambda _: "") -> None:
+        self.step, self._describe = step, describe
+        self.history: list[tuple[int, Metrics]] = []
+        """(units done, metrics) of every progress line that carried metrics."""
+        self.error = ""
+        """What the program itself said went wrong."""
+        self.last: deque[str] = deque(maxlen=20)
+        """The newest lines that were not meant for us."""
+
+    def take(self, line: str, bar: report.Bar) -> None:
+        """Look at one log line."""
+        _, mark, told = line.partition(MARK)
+        if not mark:
+            self.last.append(line)
+            report.relay([line])
+            return
+        fact = json.loads(told)
+        if "event" in fact:
+            self._event(fact)
+        else:
+            self._progress(fact, bar)
+
+    def _event(self, fact: dict[str, Any]) -> None:
+        event = fact.pop("event")
+        if event == "error":
+            self.error = str(fact.get("message", ""))
+            return
+        told = (
+            f"{self.step}: {event.replace('-', ' ')} ({', '.join(f'{name} {value}' for name, value in fact.items())})"
+        )
+        report.say(told) if event in FOR_PEOPLE else report.relay([told])
+
+    def _progress(self, fact: dict[str, Any], bar: report.Bar) -> None:
+        done, total, metrics = int(fact["done"]), int(fact["total"]), fact.get("metrics", {})
+        if metrics:
+            self._remember(done, metrics)
+        told = self._describe(metrics) if metrics else ""
+        bar.update(done, total, f"{fact['unit']} {done}/{total}{', ' if told else ''}{told}")
+
+    def _remember(self, done: int, metrics: Metrics) -> None:
+        # A resumed job repeats the steps since its checkpoint: the newer telling counts.
+        while self.history and self.history[-1][0] >= done:
+            self.history.pop()
+        self.history.append((done, metrics))
+
+
+def follow(cluster: Cluster, job_id: str, follower: Follower) -> Status:
+    """Watch a job to its end. The log is read once more after the end, so that its last words are heard."""
+    cursor, pause, follower.error = 0, QUICKEST_S, ""
+    with report.progress(follower.step) as bar:
+        while True:
+            status = cluster.status(job_id)
+            lines, cursor = cluster.logs(job_id, cursor)
+            for line in lines:
+                follower.take(line, bar)
+            if status.state.done and not lines:
+                return status
+            pause = QUICKEST_S if lines or status.state is State.QUEUED else min(pause * 1.3, SLOWEST_S)
+            time.sleep(pause)
