@@ -37,7 +37,7 @@ class Model(Part):
 
     family: Literal["llama"] = Field("llama", description="Architecture, by its transformers name.")
     hidden_size: PositiveInt = Field(192, description="Width of the residual stream.", examples=[4096])
-    layers: PositiveInt = Field(6, description="Number of decoder blocks.", examples=[32])
+    layers: PositiveInt = Field(3, description="Number of decoder blocks.", examples=[32])
     heads: PositiveInt = Field(6, description="Attention heads per block; must divide hidden_size.", examples=[32])
     kv_heads: PositiveInt = Field(
         6, description="Key/value heads (grouped-query attention); must divide heads.", examples=[8]
@@ -92,7 +92,7 @@ class Data(Part):
     held_out: Annotated[float, Field(gt=0, lt=0.5)] = Field(
         0.03, description="Share of the documents (by a hash of their path) kept for scoring, never trained on."
     )
-    sequence_length: PositiveInt = Field(256, ge=16, description="Tokens per training sequence.", examples=[8192])
+    sequence_length: PositiveInt = Field(128, ge=16, description="Tokens per training sequence.", examples=[8192])
     tokenizer: str = Field(
         "train",
         description="'train' (byte-level BPE of model.vocab_size on this data) or the path of a tokenizer.json.",
@@ -176,11 +176,11 @@ class Parallel(Part):
 class Train(Part):
     """The optimisation."""
 
-    steps: PositiveInt = Field(240, description="Optimizer steps.", examples=[100000])
+    steps: PositiveInt = Field(800, description="Optimizer steps.", examples=[100000])
     global_batch_size: PositiveInt = Field(16, description="Sequences per optimizer step, over all ranks.")
-    learning_rate: PositiveFloat = Field(3e-3, lt=1, description="Peak learning rate (AdamW).", examples=[3e-4])
+    learning_rate: PositiveFloat = Field(4e-3, lt=1, description="Peak learning rate (AdamW).", examples=[3e-4])
     min_lr_ratio: Fraction = Field(0.1, description="Final learning rate as a share of the peak (cosine decay).")
-    warmup_steps: int = Field(20, ge=0, description="Linear warm-up. Unit: optimizer steps.")
+    warmup_steps: int = Field(30, ge=0, description="Linear warm-up. Unit: optimizer steps.")
     weight_decay: float = Field(0.1, ge=0, description="AdamW weight decay, on matrices only.")
     beta1: Fraction = Field(0.9, description="AdamW first moment decay.")
     beta2: Fraction = Field(0.95, description="AdamW second moment decay.")
@@ -190,7 +190,7 @@ class Train(Part):
         False, description="Recompute activations in the backward pass: about a third more work, far less memory."
     )
     seed: int = Field(1, ge=0, description="Seed of the initial weights and of the sample order.")
-    checkpoint_every: PositiveInt = Field(60, description="Execution. Optimizer steps between checkpoints.")
+    checkpoint_every: PositiveInt = Field(200, description="Execution. Optimizer steps between checkpoints.")
     keep_checkpoints: PositiveInt = Field(2, description="Execution. How many checkpoints are kept, newest first.")
     rehearse_failure_at: PositiveInt | None = Field(
         None,

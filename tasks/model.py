@@ -130,7 +130,7 @@ def _flat(manifest: Manifest) -> dict[str, object]:
 def score_other(lineage: Lineage, training: Place) -> Manifest:
     """Score another training's model on this lineage's held-out text."""
     other = lineage.with_model(training)
-    return carry_out(other, "score", Program("training.score"), Follower("score of the model in use"))
+    return carry_out(other, "score", Program("training.score"), Follower("score-in-use"))
 
 
 def in_use(lineage: Lineage) -> promotion.Model:

@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from recipes import Recipe
 from store.manifest import Manifest, seal
 from tasks import report
 from tasks.job import Work, cluster_of, run
@@ -16,6 +18,7 @@ from tasks.lineage import MADE_FROM, Lineage
 from tasks.machines import processes_per_node
 from tasks.policy import PATIENT
 from tasks.watch import Follower
+from training.data.sources import PYTHON_STDLIB
 from training.job import NodeJob
 
 PART_OF = {"tokenizer": "tokenizer.json", "initial": "hf"}
@@ -55,13 +58,21 @@ def _work(lineage: Lineage, step: str, program: Program, told: Mapping[str, Any]
     inputs = {
         name: lineage.store.fetch(place.key) / PART_OF.get(name, "") for name, place in lineage.inputs(step).items()
     }
-    node_job = NodeJob(
-        spec=recipe.model_dump(mode="json") | dict(told), output=lineage.store.workspace(key), inputs=inputs
-    )
+    node_job = NodeJob(_spec(recipe, step) | dict(told), lineage.store.workspace(key), inputs)
     work = Work(step, key, program.module, node_job, timeout_s=program.timeout_s, attempts=program.attempts)
     if not program.everywhere:
         return work
     return replace(work, nodes=recipe.cluster.nodes, processes_per_node=processes_per_node(recipe))
+
+
+def _spec(recipe: Recipe, step: str) -> dict[str, Any]:
+    """The recipe as a job reads it: it runs in a folder of its own, so paths that it opens are told in full."""
+    spec = recipe.model_dump(mode="json")
+    if step == "preprocess":
+        where = {name: spec["data"][name] for name in ("source", "tokenizer")}
+        words = (PYTHON_STDLIB, "train")
+        spec["data"] |= {name: told if told in words else str(Path(told).absolute()) for name, told in where.items()}
+    return spec
 
 
 @task(name="seal", task_run_name="seal {step}", cache_policy=NO_CACHE, **PATIENT)

@@ -1,5 +1,6 @@
 """A user for tests of the whole: a tiny recipe, the command line as it is typed, and who is left in /proc."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -15,6 +16,10 @@ train: {steps: 40, global_batch_size: 8, warmup_steps: 5, checkpoint_every: 10}
 score: {max_tokens: 4000, must_beat: []}
 serve: {max_new_tokens: 4}
 """
+
+
+LISTENING = "0A"
+LOOPBACK = ("0100007F", "00000000000000000000000001000000")
 
 
 @dataclass
@@ -54,7 +59,18 @@ class Camp:
         until = time.monotonic() + patience_s
         while (found := _alive(mark)) and time.monotonic() < until:
             time.sleep(0.1)
-        return found
+        return [_command_line(pid) for pid in found]
+
+    def listeners(self) -> list[str]:
+        """The addresses on which our processes listen for TCP, as /proc writes them (hexadecimal)."""
+        sockets = {}
+        for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == LISTENING:
+                    sockets[f"socket:[{fields[9]}]"] = fields[1].partition(":")[0]
+        mark = f"CASTRA_STATE={self.folder / '.castra'}".encode()
+        return [sockets[name] for pid in _alive(mark) for name in _descriptors(pid) if name in sockets]
 
     def wait_for(self, pattern: str, patience_s: float = 90.0) -> Path:
         """The first file under the folder that matches `pattern`, waiting for it to appear."""
@@ -66,13 +82,25 @@ class Camp:
         raise AssertionError(f"no {pattern} within {patience_s} s")
 
 
-def _alive(mark: bytes) -> list[str]:
+def _alive(mark: bytes) -> list[Path]:
     found = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if mark in (entry / "environ").read_bytes():
-                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-            except OSError:
-                continue
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and mark in (entry / "environ").read_bytes():
+                found.append(entry)
     return found
+
+
+def _command_line(process: Path) -> str:
+    with contextlib.suppress(OSError):
+        return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return process.name
+
+
+def _descriptors(process: Path) -> list[str]:
+    names = []
+    with contextlib.suppress(OSError):
+        for descriptor in (process / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                names.append(str(descriptor.readlink()))
+    return names

@@ -3,13 +3,15 @@
 import json
 import shutil
 import signal
+import sysconfig
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.camp import TINY, Camp
+from tests.camp import LOOPBACK, TINY, Camp
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("lifecycle"), pytest.mark.timeout(400)]
 
@@ -92,6 +94,7 @@ def test_killed_in_training_it_cleans_up_and_a_rerun_ends_in_the_same_weights(
 def test_stopped_in_training_it_saves_strikes_the_camp_and_ends(user_camp: Camp, number: signal.Signals) -> None:
     run = user_camp.start("lifecycle", user_camp.recipe(TINY.replace("steps: 40", "steps: 4000")))
     user_camp.wait_for(".castra/store/train/*/checkpoints/step-00000010")
+    assert set(user_camp.listeners()) <= set(LOOPBACK)
     run.send_signal(number)
     told, _ = run.communicate(timeout=40)
     assert run.returncode not in (0, None), told
@@ -168,3 +171,47 @@ def test_the_path_of_the_store_may_have_spaces(tmp_path: Path) -> None:
     camp.folder.mkdir()
     code, told = camp.run("plan", camp.recipe())
     assert code == 0, told
+
+
+@pytest.fixture
+def writer(user_camp: Camp) -> Camp:
+    """A user with a folder of text of their own."""
+    sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    for folder, count in (("text", 60), ("more", 90)):
+        (user_camp.folder / folder).mkdir()
+        for source in sources[:count]:
+            shutil.copy(source, user_camp.folder / folder)
+    user_camp.recipe(
+        TINY.replace("max_documents: 200", "source: text, held_out: 0.1").replace("steps: 40", "steps: 20")
+    )
+    return user_camp
+
+
+def in_use(camp: Camp) -> dict[str, Any]:
+    """The record of the promoted model."""
+    told: dict[str, Any] = json.loads((camp.folder / ".castra/store/promoted/tiny.json").read_text())
+    return told
+
+
+def test_retraining_keeps_promotes_and_rolls_back(writer: Camp) -> None:
+    code, told = writer.run("retrain", writer.folder / "tiny.yaml")
+    assert code == 1
+    assert "run `python -m flows.lifecycle` first" in told
+    assert writer.run("lifecycle", writer.folder / "tiny.yaml")[0] == 0
+    first = in_use(writer)["models"][-1]["export"]
+
+    code, told = writer.run("retrain", writer.folder / "tiny.yaml")
+    assert code == 0, told
+    assert "the data is what" in told
+    assert in_use(writer)["models"][-1]["export"] == first
+
+    code, told = writer.run("retrain", writer.folder / "tiny.yaml", "--set", "data.source=more")
+    assert code == 0, told
+    second = in_use(writer)
+    assert second["models"][-1]["export"] != first
+    assert "it gains" in second["reason"]
+
+    code, told = writer.run("rollback", writer.folder / "tiny.yaml")
+    assert code == 0, told
+    assert in_use(writer)["models"][-1]["export"] == first
+    assert open_ledger(writer) == []

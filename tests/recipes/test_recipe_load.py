@@ -172,7 +172,7 @@ def test_sets_lie_over_the_file(tmp_path: Path) -> None:
 
 
 def test_sets_can_make_good_what_the_file_has_wrong(tmp_path: Path) -> None:
-    assert loaded(tmp_path, "train: {steps: many}", "train.steps=30").train.steps == 30
+    assert loaded(tmp_path, "train: {steps: many}", "train.steps=300").train.steps == 300
 
 
 @pytest.mark.parametrize(

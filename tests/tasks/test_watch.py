@@ -1,0 +1,88 @@
+"""A job is followed by its log alone: progress, the story, errors, and what a resumed job says again."""
+
+import json
+
+import pytest
+
+from clusters.base import Cluster, State, Status, Unreachable
+from recipes import Recipe
+from tasks import report
+from tasks.job import cluster_of
+from tasks.policy import Interrupted, passing
+from tasks.watch import Follower, follow
+from training.job import MARK
+
+
+class Told:
+    """A cluster whose job says these lines, one more at every look, and then ends."""
+
+    def __init__(self, *lines: str) -> None:
+        self.lines = list(lines)
+
+    def status(self, _job: str) -> Status:
+        """Running until everything was said."""
+        return Status(State.RUNNING if self.lines else State.SUCCEEDED)
+
+    def logs(self, _job: str, after: int = 0) -> tuple[list[str], int]:
+        """The next line."""
+        return ([self.lines.pop(0)], after + 1) if self.lines else ([], after)
+
+
+def step(done: int, loss: float) -> str:
+    return MARK + json.dumps({"done": done, "total": 4, "unit": "step", "metrics": {"loss": loss}})
+
+
+@pytest.fixture
+def follower(monkeypatch: pytest.MonkeyPatch) -> Follower:
+    """A follower whose artifacts are lost, as when the server is away."""
+    monkeypatch.setattr(report, "_at_leisure", lambda _call: None)
+    return Follower("train", lambda metrics: f"loss {metrics['loss']:.1f}")
+
+
+def watch(follower: Follower, *lines: str) -> Status:
+    cluster: Cluster = Told(*lines)  # type: ignore[assignment]  # only what a watcher calls
+    return follow(cluster, "job", follower)
+
+
+def test_progress_is_remembered_in_order(follower: Follower) -> None:
+    assert watch(follower, step(1, 5.0), "noise", step(2, 4.0)).state is State.SUCCEEDED
+    assert [(done, metrics["loss"]) for done, metrics in follower.history] == [(1, 5.0), (2, 4.0)]
+    assert list(follower.last) == ["noise"]
+
+
+def test_what_a_resumed_job_repeats_replaces_what_was_told(follower: Follower) -> None:
+    watch(follower, step(1, 5.0), step(2, 4.0), step(3, 3.0), step(2, 4.5))
+    assert [(done, metrics["loss"]) for done, metrics in follower.history] == [(1, 5.0), (2, 4.5)]
+
+
+def test_the_program_s_own_sentence_is_kept_until_the_next_attempt(follower: Follower) -> None:
+    watch(follower, MARK + json.dumps({"event": "error", "message": "the batch does not divide"}))
+    assert follower.error == "the batch does not divide"
+    watch(follower, step(1, 5.0))
+    assert follower.error == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "again"), [(Unreachable("away"), True), (Interrupted("killed"), True), (ValueError("wrong"), False)]
+)
+def test_only_what_passes_by_itself_is_tried_again(error: Exception, again: bool) -> None:
+    from prefect.states import Failed
+
+    assert passing(None, None, Failed(data=error)) is again  # type: ignore[arg-type]  # it looks at the state only
+
+
+def test_a_cluster_without_an_adapter_is_refused_in_one_sentence() -> None:
+    cloud = Recipe.model_validate({"cluster": {"kind": "batch", "instance_type": "p5.48xlarge"}})
+    with pytest.raises(Exception, match="add --rehearse"):
+        cluster_of(cloud)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(45, "45 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (400000, "4.6 days")]
+)
+def test_durations_read_as_people_say_them(seconds: float, told: str) -> None:
+    assert report.clock(seconds) == told
+
+
+def test_sizes_read_as_people_say_them() -> None:
+    assert [report.size(count) for count in (12, 3400, 5.6e9)] == ["12 B", "3.4 kB", "5.6 GB"]
