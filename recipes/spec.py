@@ -37,7 +37,7 @@ class Model(Part):
 
     family: Literal["llama"] = Field("llama", description="Architecture, by its transformers name.")
     hidden_size: PositiveInt = Field(192, description="Width of the residual stream.", examples=[4096])
-    layers: PositiveInt = Field(3, description="Number of decoder blocks.", examples=[32])
+    layers: PositiveInt = Field(2, description="Number of decoder blocks.", examples=[32])
     heads: PositiveInt = Field(6, description="Attention heads per block; must divide hidden_size.", examples=[32])
     kv_heads: PositiveInt = Field(
         6, description="Key/value heads (grouped-query attention); must divide heads.", examples=[8]
@@ -176,7 +176,7 @@ class Parallel(Part):
 class Train(Part):
     """The optimisation."""
 
-    steps: PositiveInt = Field(800, description="Optimizer steps.", examples=[100000])
+    steps: PositiveInt = Field(900, description="Optimizer steps.", examples=[100000])
     global_batch_size: PositiveInt = Field(16, description="Sequences per optimizer step, over all ranks.")
     learning_rate: PositiveFloat = Field(4e-3, lt=1, description="Peak learning rate (AdamW).", examples=[3e-4])
     min_lr_ratio: Fraction = Field(0.1, description="Final learning rate as a share of the peak (cosine decay).")

@@ -32,8 +32,6 @@ Tokens = npt.NDArray[np.int64]
 
 TOKENS_AT_ONCE: Final = 4096
 """Tokens per forward pass, at least one window: enough to keep the processor busy."""
-LOGITS_AT_ONCE: Final = 2**24
-"""Logits held at a time: 64 MB, whatever the vocabulary."""
 READ_AT_ONCE: Final = 2**24
 """Training tokens counted at a time."""
 
@@ -103,7 +101,7 @@ def trained(job: NodeJob, facts: dict[str, Any]) -> "LlamaForCausalLM":
     newest = checkpoint.latest(job.inputs["model"])
     if newest is None:
         raise JobError(f"{job.inputs['model']} holds no complete checkpoint; run train first")
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(os.cpu_count() or 1)  # the launcher may have told OpenMP to use one
     model = build(job.spec["model"], facts["sequence_length"])
     checkpoint.load_weights(newest, model)
     return model.eval()
@@ -136,9 +134,11 @@ def _nats(model: "LlamaForCausalLM", batch: "torch.Tensor") -> float:
     """Sum the cross entropy of int64 [rows, length + 1], a slice of the logits at a time."""
     import torch
 
+    from training.model import LOGITS_AT_ONCE
+
     hidden = model.model(input_ids=batch[:, :-1], use_cache=False).last_hidden_state.flatten(0, 1)
     targets = batch[:, 1:].flatten()
-    rows = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
+    rows = max(64, LOGITS_AT_ONCE[batch.device.type] // model.config.vocab_size)
     total = 0.0
     for start in range(0, len(targets), rows):
         part = slice(start, start + rows)

@@ -47,7 +47,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "corpus").mkdir()
     for i in range(60):
         lines = "".join(f"value_{j} = compute({i * j}, name={i % 7})\n" for j in range(i % 9 + 9))
-        (root / "corpus" / f"{i}.py").write_text(f"# file {i}\n{lines}")
+        (root / "corpus" / f"{i}.py").write_text(f"# file {i} <|endoftext|>\n{lines}")
     spec = recipe(root / "corpus")
     prepare(NodeJob(spec, root / "data"))
     job = {"spec": spec, "inputs": {"dataset": str(root / "data")}, "output": str(root / "train")}

@@ -29,7 +29,7 @@ from training.job import NodeJob, progress, say, write_json
 
 TOKENIZER_BYTES: Final = 10_000_000
 """The tokenizer learns from about this much, taken evenly over the training documents: on the standard library three
-times as much makes the text 0.9 % shorter and takes three times as long."""
+times as much makes the text 0.9 % shorter and takes two and a half times as long."""
 SAID_EVERY: Final = 0.5
 """Seconds between two lines of progress."""
 

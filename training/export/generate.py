@@ -17,7 +17,9 @@ def generate(job: NodeJob) -> None:
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     folder, asked = job.inputs["export"] / "hf", job.spec["serve"]
     if not (folder / "config.json").is_file():
         raise JobError(f"there is no exported model in {folder}; run export first")

@@ -106,7 +106,8 @@ def check_tokenizer(dataset: Path, facts: dict[str, Any], folder: Path) -> None:
 
     with (dataset / "held_out.jsonl").open() as lines:
         text = json.loads(next(lines))["text"]
-    ids = AutoTokenizer.from_pretrained(folder, local_files_only=True)(text, add_special_tokens=False)["input_ids"]
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     expected = open_tokens(dataset, "held_out", facts)[: len(ids) + 1]
     if [*ids, facts["eos_id"]] != expected.tolist():
         raise JobError(
