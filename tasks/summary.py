@@ -39,7 +39,7 @@ def _facts(lineage: Lineage, done: dict[str, Manifest]) -> dict[str, str]:
         "weights, SHA-256": exported["weights_sha256"],
         "cost": "; ".join(f"{row['what']} {row['usd']}" for row in bill(lineage.recipe)),
         "try it": f"AutoModelForCausalLM.from_pretrained({str(folder)!r})",
-        "again, on new data": "python -m flows.retrain <recipe>",
+        "again, on new data": "python -m flows.retrain RECIPE",
         "all of it in the browser": "make ui",
     }
 

