@@ -11,7 +11,7 @@ import sys
 import traceback
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, NoReturn, cast
 
 import cyclopts
 from cyclopts import Parameter
@@ -25,6 +25,7 @@ from recipes import Recipe
 from recipes.load import load
 from recipes.rehearse import rehearse
 from tasks import report, stack
+from tasks.job import cluster_of
 
 GALLERY = Path("recipes")
 
@@ -56,6 +57,8 @@ def command(flow: Flow[..., Any], help_text: str | None) -> None:
         with sentences():
             recipe = read(path, sets or [], shrink=shrink, keep=keep)
             wanted = import_module("flows.plan").plan if plan_only else flow
+            if wanted.name != "plan":
+                cluster_of(recipe)  # refuses a cluster that cannot be driven before anything is looked at
             sys.exit(execute(wanted, {"recipe": recipe}, needs_aws=stack.needs_aws(recipe, wanted.name)))
 
     launch(run, flow.name, help_text)
@@ -74,11 +77,18 @@ def sentences() -> Any:
     try:
         yield
     except MISTAKES as mistake:
-        report.CONSOLE.print(f"[bold red]✗[/] {escape(str(mistake))}", highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _refuse(str(mistake))
+    except OSError as error:  # Castra's own folder on this machine: everything else tells its own sentence
+        place = error.filename or "the disk"
+        _refuse(f"{place}: {error.strerror}; work in a folder you may write to, or set CASTRA_STATE to one")
     except KeyboardInterrupt:
         report.CONSOLE.print("[bold red]✗[/] stopped", highlight=False)
         sys.exit(130)
+
+
+def _refuse(sentence: str) -> NoReturn:
+    report.CONSOLE.print(f"[bold red]✗[/] {escape(sentence)}", highlight=False, soft_wrap=True)
+    sys.exit(2)
 
 
 def read(path: Path, sets: list[str], *, shrink: bool, keep: bool) -> Recipe:

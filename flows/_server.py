@@ -92,12 +92,7 @@ def _fresh_folder() -> Path:
         if not keeper.alive(left):
             shutil.rmtree(left, ignore_errors=True)
     folder = services / f"prefect-{os.getpid()}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Refused(
-            f"{services} cannot be made ({error.strerror}): work in a folder you may write to, or set CASTRA_STATE"
-        ) from None
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 

@@ -19,6 +19,7 @@ from flows.train import train
 from flows.validate import validate
 from recipes import Recipe
 from tasks import model, summary
+from tasks.job import cluster_of
 from tasks.lineage import STEPS, trace
 
 
@@ -27,6 +28,7 @@ def lifecycle(recipe: Recipe = Recipe()) -> str:
     """Take the recipe from text to a promoted Hugging Face folder, and leave nothing running."""
     with alone(recipe):
         plan(recipe)  # what it costs, before anything is created; refuses what does not fit
+        cluster_of(recipe)  # and a cluster that cannot be driven
         build_image(recipe)
         lineage = trace(recipe)
         if waiting := lineage.unfinished():

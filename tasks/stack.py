@@ -17,6 +17,7 @@ from clusters.stacks.watch import Event
 from recipes import Recipe
 from store import Store, open_store
 from tasks import report
+from tasks.job import cluster_of
 from tasks.lineage import trace
 from tasks.policy import PATIENT
 
@@ -41,6 +42,7 @@ def any_expired(store_url: str) -> bool:
 @task(task_run_name="deploy camp", cache_policy=NO_CACHE, **PATIENT)
 def provision(recipe: Recipe) -> dict[str, str]:
     """Deploy the recipe's camp, or find it standing; returns the stack's outputs."""
+    cluster_of(recipe)  # nothing is created for a cluster that cannot be driven
     store, site = open_store(recipe.store), aws.here()
     expires = datetime.now(UTC) + timedelta(hours=recipe.train.timeout_hours) + STANDS
     claim = ledger.Claim(recipe.name, expires, recipe.keep)

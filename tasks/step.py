@@ -46,10 +46,11 @@ def carry_out(
     if (found := lineage.manifest(step)) is not None:
         report.say(f"{step}: done already, {found.key}")
         return found
+    cluster = cluster_of(lineage.recipe)
     for source in MADE_FROM[step].values():
         lineage.done(source)
     begun = datetime.now(UTC)
-    result = run(cluster_of(lineage.recipe), _work(lineage, step, program, told), follower)
+    result = run(cluster, _work(lineage, step, program, told), follower)
     return seal_result(lineage, step, result, begun)
 
 

@@ -150,9 +150,14 @@ def test_a_step_alone_says_what_it_needs_first(user_camp: Camp) -> None:
 
 def test_a_cloud_recipe_is_planned_and_rehearsed_but_not_started(user_camp: Camp) -> None:
     cloud = user_camp.recipe("name: cloud\ncluster: {kind: slurm, instance_type: p4de.24xlarge, nodes: 2}\n")
-    code, told = user_camp.run("train", cloud)
-    assert code == 1
-    assert "--rehearse" in told
+    for verb in ("lifecycle", "train", "provision"):
+        code, told = user_camp.run(verb, cloud)
+        assert code == 2
+        assert "--rehearse" in told
+    assert not (user_camp.folder / ".castra" / "store").exists()
+    code, told = user_camp.run("plan", cloud)
+    assert code == 0, told
+    assert "$" in told
 
 
 def test_what_a_killed_run_provisioned_is_struck_by_the_next(user_camp: Camp) -> None:

@@ -64,7 +64,8 @@ def test_a_slice_and_a_whole_give_the_same_gradients_through_tied_embeddings(mon
 def test_an_untrained_model_is_at_chance() -> None:
     torch.manual_seed(0)
     loss = NextTokenLoss(build(SMALL, 64))(torch.randint(0, 300, (8, 65)))
-    assert loss.item() == pytest.approx(math.log(300), abs=0.05)
+    # Tied embeddings with SmallInit give logits a variance of 2/5, which costs half of that over a uniform guess.
+    assert loss.item() == pytest.approx(math.log(300) + 0.2, abs=0.05)
 
 
 def test_the_hash_follows_every_bit_and_nothing_else() -> None:

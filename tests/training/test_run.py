@@ -37,7 +37,7 @@ def refusal(nursery: Nursery, job: Path, ranks: int = 1) -> str:
 def test_every_strategy_learns_what_one_process_learns(strategy: str, trained: Trained) -> None:
     alone, spread = trained("single"), trained(strategy)
     assert losses(spread) == pytest.approx(losses(alone), abs=1e-4)
-    assert losses(alone)[0] == pytest.approx(math.log(10_000), abs=0.2)
+    assert losses(alone)[0] == pytest.approx(math.log(10_000), abs=0.3)  # chance, give or take the logits' variance
     assert losses(alone)[-1] < losses(alone)[0] - 0.5
 
 
