@@ -27,8 +27,6 @@ from recipes.rehearse import rehearse
 from tasks import report, stack
 from tasks.job import cluster_of
 
-GALLERY = Path("recipes")
-
 RecipePath = Annotated[Path, Parameter(help="The recipe, a YAML file.")]
 Sets = Annotated[
     list[str] | None, Parameter("--set", negative="", help="Change a field: train.steps=200. Can be given again.")

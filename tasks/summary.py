@@ -13,8 +13,8 @@ from tasks.plan import bill
 def show(lineage: Lineage, skipped: int) -> str:
     """Show the summary in the UI and on the terminal; returns its headline."""
     done = {step: lineage.done(step) for step in STEPS}
-    facts = _facts(lineage, done)
     costs = bill(lineage.recipe)
+    facts = _facts(lineage, done, costs)
     report.table("bill", costs, "What this run cost, and what it would have cost on AWS")
     report.page("summary", _markdown(lineage, facts, done), "Summary")
     _print(facts)
@@ -25,7 +25,7 @@ def show(lineage: Lineage, skipped: int) -> str:
     )
 
 
-def _facts(lineage: Lineage, done: dict[str, Manifest]) -> dict[str, str]:
+def _facts(lineage: Lineage, done: dict[str, Manifest], costs: list[dict[str, str]]) -> dict[str, str]:
     trained, scored, exported = done["train"].facts, done["score"].facts, done["export"].facts
     baselines = ", ".join(f"{name} {value:.3f}" for name, value in sorted(scored["baselines"].items()))
     folder = lineage.store.fetch(done["export"].key) / "hf"
@@ -37,7 +37,7 @@ def _facts(lineage: Lineage, done: dict[str, Manifest]) -> dict[str, str]:
         "export": str(folder),
         "largest logit difference": f"{exported['parity_max_abs_diff']:.1e}",
         "weights, SHA-256": exported["weights_sha256"],
-        "cost": "; ".join(f"{row['what']} {row['usd']}" for row in bill(lineage.recipe)),
+        "cost": "; ".join(f"{row['what']} {row['usd']}" for row in costs),
         "try it": f"AutoModelForCausalLM.from_pretrained({str(folder)!r})",
         "again, on new data": "python -m flows.retrain RECIPE",
         "all of it in the browser": "make ui",
