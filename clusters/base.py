@@ -2,10 +2,11 @@
 
 ClusterError            something about a cluster went wrong; its text is one sentence for the user
 ├── Refused             the job cannot run there, whatever the weather: never retried
+├── NoCapacity          no instances are to be had there now: worth a try elsewhere
 └── Unreachable         the cluster did not answer: worth another try
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -17,6 +18,10 @@ class ClusterError(Exception):
 
 class Refused(ClusterError):
     """The job cannot run there as asked; trying again does not help."""
+
+
+class NoCapacity(ClusterError):
+    """The instances asked for are not to be had there now; another rung of the capacity ladder may have them."""
 
 
 class Unreachable(ClusterError):
@@ -31,11 +36,18 @@ class State(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    LOST = "lost"
+    """A node or the cluster's record of the job is gone; nobody knows how the program ended."""
+    TIMED_OUT = "timed out"
 
     @property
     def done(self) -> bool:
         """Whether the job will never change again."""
-        return self in (State.SUCCEEDED, State.FAILED, State.CANCELLED)
+        return self not in (State.QUEUED, State.RUNNING)
+
+
+Address = Mapping[str, str]
+"""How to find a cluster again, flat enough for the ledger: `cluster` is its kind, the rest is the adapter's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +66,8 @@ class Job:
     env: Mapping[str, str] = field(default_factory=dict)
     timeout_s: int = 24 * 3600
     """The job stops itself after this long, whether or not anybody watches."""
+    restarts: int = 0
+    """How often the cluster itself starts the whole gang again after a node was lost or a program crashed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +88,24 @@ class Cluster(Protocol):
     def submit(self, job: Job) -> str:
         """Start the job and return its id. A job of that name that exists already is attached to, never doubled."""
 
-    def status(self, job_id: str) -> Status:
-        """How the job stands now."""
+    def statuses(self, job_ids: Sequence[str]) -> dict[str, Status]:
+        """How jobs stand now, in as few calls as the cluster's API allows; a job nobody knows is `LOST`."""
 
-    def logs(self, job_id: str, after: int = 0) -> tuple[list[str], int]:
-        """The whole lines of the job's log from cursor `after` on, and the cursor to go on from."""
+    def status(self, job_id: str) -> Status:
+        """How one job stands now."""
+
+    def logs(self, job_id: str, after: str = "") -> tuple[list[str], str]:
+        """The whole lines of the job's log from cursor `after` on, and the cursor to go on from.
+
+        Each line comes once; the lines of a node come in its order and, if there are several nodes, begin with
+        `[node<rank>] `. A job nobody knows has no lines.
+        """
 
     def cancel(self, job_id: str) -> None:
         """Ask the job to save and stop, and make it stop within seconds. Fine on a job that is done or unknown."""
 
     def find(self, name: str) -> str | None:
         """The id of the job of that name, None where there is none."""
+
+    def forget(self, job_id: str) -> None:
+        """Remove what the cluster keeps of an ended job (definitions, manifests), as far as its API can."""

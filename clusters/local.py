@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,11 @@ class LocalCluster:
                     keeper.start(folder, nodes, timeout_s=job.timeout_s, grace_s=self.grace_s)
         return job.name
 
+    def statuses(self, job_ids: Sequence[str]) -> dict[str, Status]:
+        return {job_id: self.status(job_id) for job_id in job_ids}
+
     def status(self, job_id: str) -> Status:
-        """How the job stands; a job that nobody knows, or whose keeper left no word, has failed."""
+        """How the job stands; a job that nobody knows, or whose keeper left no word, is lost."""
         folder = self._folder(job_id)
         alive = keeper.alive(folder)  # first: between the two the keeper may write its last word and end
         if told := keeper.ended(folder):
@@ -67,19 +70,20 @@ class LocalCluster:
         if alive:
             return Status(State.RUNNING if keeper.started(folder) else State.QUEUED)
         if keeper.started(folder):
-            return Status(State.FAILED, f"{job_id} left no word: the machine was restarted, or the disk is full")
-        return Status(State.FAILED, f"no job {job_id} was ever started under {self.workdir}")
+            return Status(State.LOST, f"{job_id} left no word: the machine was restarted, or the disk is full")
+        return Status(State.LOST, f"no job {job_id} was ever started under {self.workdir}")
 
-    def logs(self, job_id: str, after: int = 0) -> tuple[list[str], int]:
+    def logs(self, job_id: str, after: str = "") -> tuple[list[str], str]:
         """The whole lines from byte `after` of the log on, and the byte to go on from."""
+        begin = int(after or 0)
         try:
             with (self._folder(job_id) / "log").open("rb") as log:
-                log.seek(after)
+                log.seek(begin)
                 data = log.read()
         except FileNotFoundError:
             return [], after
         whole = data[: data.rfind(b"\n") + 1]
-        return whole.decode(errors="replace").split("\n")[:-1], after + len(whole)
+        return whole.decode(errors="replace").split("\n")[:-1], str(begin + len(whole))
 
     def cancel(self, job_id: str) -> None:
         """Ask the nodes to stop (SIGTERM); whoever is left after `grace_s` seconds is killed."""
@@ -91,6 +95,9 @@ class LocalCluster:
         folder = self._folder(name)
         known = keeper.alive(folder) or keeper.ended(folder) or keeper.started(folder)
         return name if known else None
+
+    def forget(self, job_id: str) -> None:
+        """Nothing: the folder is the record of what happened."""
 
     def _folder(self, name: str) -> Path:
         return self.workdir / name

@@ -211,9 +211,9 @@ class _Keeper:
         if (self.folder / "cancel").exists():
             self._end("cancelled", "cancelled")
         elif os.getppid() != self.plan["watch"]:
-            self._end("failed", "its keeper was killed")
+            self._end("lost", "its keeper was killed")
         elif time.monotonic() > self.deadline:
-            self._end("failed", f"it ran past its time limit of {self.plan['timeout_s']:g} s")
+            self._end("timed out", f"it ran past its time limit of {self.plan['timeout_s']:g} s")
 
     def _end(self, state: str, reason: str, *, exit_code: int | None = None, by_node: bool = False) -> None:
         if self.outcome is not None:
@@ -324,7 +324,7 @@ def _guard(folder: Path, keeper: int, owner: int) -> None:
         list(reaped())
     if not (folder / "status.json").exists():
         reason = f"its keeper {_how(os.waitstatus_to_exitcode(status))}"
-        write_json(folder / "status.json", {"state": "failed", "reason": reason, "exit_code": None})
+        write_json(folder / "status.json", {"state": "lost", "reason": reason, "exit_code": None})
 
 
 def main(folder: Path) -> None:

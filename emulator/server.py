@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from emulator import extension
+
 PATH = "/castra/emulator"
 MEMORY = secrets.token_hex(8)
 
@@ -45,8 +47,9 @@ class Application:
         if environ.get("PATH_INFO") == PATH:
             start_response("200 OK", [("Content-Type", "application/json")])
             return [json.dumps({"memory": MEMORY}).encode()]
-        signed_for = environ.get("HTTP_AUTHORIZATION", "").partition(",")[0].split("/")
-        application = self.stacks if "cloudformation" in signed_for else self.moto
+        if (call := extension.understood(environ)) is not None:
+            return extension.respond(call, start_response)
+        application = self.stacks if extension.signed_for(environ)[0] == "cloudformation" else self.moto
         # moto compares and writes in two steps: without the lock two conditional writes could both succeed
         with self.conditional if CONDITIONS & environ.keys() else contextlib.nullcontext():
             answer: Iterable[bytes] = application(environ, start_response)

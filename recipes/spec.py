@@ -14,6 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, m
 Flavour = Literal["local", "pcluster-cpu", "pcluster-gpu", "pcluster-neuron", "eks-gpu", "batch-ecs-gpu", "base-gpu"]
 Strategy = Literal["auto", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Rung = Annotated[
+    str, Field(pattern=r"^(on-demand|spot|(block|reservation):cr-[0-9a-f]{8,17}|plan:arn:aws[a-z-]*:sagemaker:\S+)$")
+]
 
 
 class Part(BaseModel):
@@ -105,9 +108,22 @@ class Data(Part):
 
 
 class Image(Part):
-    """The machine image the nodes start from."""
+    """The machine image and the container the nodes start from."""
 
     flavour: Flavour = Field("local", description="Which image is baked; 'local' is this machine as it is.")
+    ami: str = Field(
+        "",
+        pattern=r"^(ami-[0-9a-f]{8,17})?$",
+        description="Execution. An AMI to use as it is; empty takes AWS's own for the kind of cluster.",
+        examples=["ami-0123456789abcdef0"],
+    )
+    container: str = Field(
+        "",
+        pattern=r"^\S*$",
+        description="Execution. The container image that batch, eks and sagemaker run: Python 3.11 or newer with "
+        "torch, transformers and boto3; Castra's own code is brought along by every job.",
+        examples=["123456789012.dkr.ecr.us-east-1.amazonaws.com/train:2026-11"],
+    )
 
 
 class LocalCluster(Part):
@@ -126,16 +142,52 @@ class AwsCluster(Part):
         description="EC2 instance type; `python -m clusters.catalog` lists them.",
         examples=["p5.48xlarge"],
     )
+    alternatives: tuple[str, ...] = Field(
+        (),
+        description="Instance types to try where the first is not to be had, in order; the layout is planned anew.",
+        examples=[["p5en.48xlarge"]],
+    )
     nodes: PositiveInt = Field(2, description="Number of instances.", examples=[16])
     region: str = Field(
         "us-east-1", pattern=r"^[a-z]{2}(-[a-z]+)+-\d$", description="AWS region: its code, such as us-east-1."
     )
+    zones: tuple[Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d[a-z]$")], ...] = Field(
+        (),
+        description="Availability zones to try, in order; empty tries all of the region that offer the type.",
+        examples=[["us-east-1b", "us-east-1d"]],
+    )
+    capacity: tuple[Rung, ...] = Field(
+        ("on-demand",),
+        min_length=1,
+        description="The ladder of ways to get instances, tried in order: on-demand, spot, block:cr-… (a capacity "
+        "block), reservation:cr-… (a targeted reservation), plan:arn… (a SageMaker training plan).",
+        examples=[["block:cr-0123456789abcdef0", "on-demand"]],
+    )
+    patience_minutes: PositiveFloat = Field(
+        30.0, description="How long instances are waited for before the next rung is tried. Unit: minutes."
+    )
+    placement_group: bool | None = Field(
+        None, description="Put the instances close together; empty does so wherever the capacity allows it."
+    )
+    lustre_gib: int = Field(
+        0, ge=0, description="Size of an FSx for Lustre file system mounted at /fsx; 0 makes none. Unit: GiB."
+    )
 
 
 class SlurmCluster(AwsCluster):
-    """AWS ParallelCluster with Slurm."""
+    """Slurm: AWS ParallelCluster, AWS PCS or SageMaker HyperPod."""
 
     kind: Literal["slurm"] = Field("slurm", description="Which kind of cluster.")
+    flavour: Literal["parallelcluster", "pcs", "hyperpod"] = Field(
+        "parallelcluster", description="Which of AWS's services runs Slurm."
+    )
+    head_instance_type: str = Field("m5.2xlarge", description="EC2 instance type of the head or login node.")
+    python: str = Field(
+        "python3",
+        description="The Python with torch and transformers on the nodes.",
+        examples=["/fsx/venv/bin/python"],
+    )
+    containers: bool = Field(False, description="Install enroot and pyxis and run the jobs in image.container.")
 
 
 class BatchCluster(AwsCluster):
@@ -145,15 +197,28 @@ class BatchCluster(AwsCluster):
 
 
 class EksCluster(AwsCluster):
-    """Amazon EKS."""
+    """Kubernetes: Amazon EKS, with node groups of its own or on SageMaker HyperPod."""
 
     kind: Literal["eks"] = Field("eks", description="Which kind of cluster.")
+    flavour: Literal["nodegroup", "hyperpod"] = Field("nodegroup", description="Who brings the nodes.")
+    kubernetes_version: str = Field(
+        "1.33", pattern=r"^1\.\d{2}$", description="Version of the control plane.", examples=["1.34"]
+    )
+    workload: Literal["job", "jobset"] = Field(
+        "job",
+        description="job: an indexed Job, as every cluster has it; jobset: a JobSet, restarted as a gang in place.",
+    )
+    queue: str = Field("", description="Name of a Kueue LocalQueue that admits the jobs; empty uses none.")
 
 
 class SageMakerCluster(AwsCluster):
     """SageMaker training jobs."""
 
     kind: Literal["sagemaker"] = Field("sagemaker", description="Which kind of cluster.")
+    warm_pool_minutes: int = Field(
+        0, ge=0, le=60, description="Keep the instances this long for the next job, at their price. Unit: minutes."
+    )
+    volume_gib: PositiveInt = Field(500, description="Disk of each instance. Unit: GiB.")
 
 
 Cluster = Annotated[
@@ -245,7 +310,14 @@ class Budget(Part):
     """What may be spent."""
 
     max_usd: PositiveFloat | None = Field(
-        None, description="Execution. A plan above this is refused before anything is created. Unit: US dollars."
+        None,
+        description="Execution. A plan above this is refused before anything is created, and the jobs' own time limits "
+        "keep a run below it. Unit: US dollars.",
+    )
+    approve_above_usd: PositiveFloat | None = Field(
+        None,
+        description="Execution. A plan above this waits until somebody approves it in the Prefect UI. "
+        "Unit: US dollars.",
     )
 
 

@@ -69,7 +69,7 @@ class Follower:
 
 def follow(cluster: Cluster, job_id: str, follower: Follower) -> Status:
     """Watch a job to its end. The log is read once more after the end, so that its last words are heard."""
-    cursor, pause, follower.error = 0, QUICKEST_S, ""
+    cursor, pause, follower.error = "", QUICKEST_S, ""
     with report.progress(follower.step) as bar:
         while True:
             status = cluster.status(job_id)

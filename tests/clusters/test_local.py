@@ -60,12 +60,12 @@ def test_a_killed_keeper_takes_everything_with_it(yard: Yard, cluster: LocalClus
     pids = keepers(cluster.workdir / "rude")
     os.kill(pids[victim], signal.SIGKILL)
     status = finished(cluster, "rude", 5)
-    assert status.state is State.FAILED
+    assert status.state is State.LOST
     assert "keeper was killed" in status.reason
     wait_until(lambda: not yard.processes() and all(map(gone, pids.values())), 5)
 
 
-def test_a_job_whose_keepers_left_no_word_has_failed(yard: Yard, cluster: LocalCluster) -> None:
+def test_a_job_whose_keepers_left_no_word_is_lost(yard: Yard, cluster: LocalCluster) -> None:
     cluster.submit(yard.job("lost", sleep=600))
     ready(cluster, "lost")
     pids = keepers(cluster.workdir / "lost")
@@ -73,7 +73,7 @@ def test_a_job_whose_keepers_left_no_word_has_failed(yard: Yard, cluster: LocalC
     for pid in pids.values():
         os.kill(pid, signal.SIGKILL)
     status = finished(cluster, "lost", 5)
-    assert status.state is State.FAILED
+    assert status.state is State.LOST
     assert "left no word" in status.reason
     assert cluster.submit(yard.job("lost", sleep=600)) == "lost"
     assert yard.runs("lost") == 1, "it may have done its work: a new attempt has a new name"
