@@ -67,6 +67,28 @@ def s3(site: Site) -> "S3Client":
     return cast("S3Client", _client("s3", site))
 
 
+def client(site: Site, service: str, attempts: int | None = None) -> Any:
+    """A client of any service, with adaptive retries and time limits; safe to share between threads.
+
+    `attempts` is 1 for a request that must not be sent twice, because its answer may be lost and it takes no token.
+    """
+    return _client(service, site, attempts)
+
+
+def bucket_exists(bucket: str, site: Site) -> bool:
+    """Whether there is a bucket of that name that we may use; raises `Refused` if it is somebody else's."""
+    from botocore.exceptions import ClientError
+
+    with sentences(site, f"bucket {bucket}"):
+        try:
+            s3(site).head_bucket(Bucket=bucket)
+        except ClientError as error:
+            if error.response["Error"]["Code"] not in ("404", "NoSuchBucket"):
+                raise
+            return False
+    return True
+
+
 @contextlib.contextmanager
 def sentences(site: Site, doing: str) -> Iterator[None]:
     """Tell what AWS answers as `Unreachable` (try again), `Refused` (do not) or `ClusterError`, in one sentence."""
@@ -86,30 +108,34 @@ def sentences(site: Site, doing: str) -> Iterator[None]:
 
 def _told(error: Any, doing: str, site: Site) -> ClusterError:
     code, message = error.get("Code", "?"), str(error.get("Message", "")).rstrip(".")
-    if "Throttl" in code or code in ("RequestLimitExceeded", "ServiceUnavailable", "InternalFailure", "500", "503"):
+    if (
+        "Throttl" in code
+        or "TooManyRequests" in code
+        or code in ("RequestLimitExceeded", "ServiceUnavailable", "InternalFailure", "500", "503")
+    ):
         return Unreachable(f"{doing}: AWS in {site} is overloaded ({code}); run again in a moment")
     if code in ("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException"):
         return Refused(f"{doing}: AWS does not accept the credentials ({code}); log in again")
-    if "AccessDenied" in code or code == "UnauthorizedOperation":
+    if "AccessDenied" in code or code in ("UnauthorizedOperation", "403"):
         return Refused(f"{doing}: not allowed ({message}); ask for that permission")
     return ClusterError(f"{doing}: AWS in {site} answers {code}: {message}")
 
 
-def _client(service: str, site: Site) -> Any:
+def _client(service: str, site: Site, attempts: int | None = None) -> Any:
     if not site.endpoint and os.environ.get("AWS_ENDPOINT_URL"):
         # the credentials at hand are an emulator's then
         raise Unreachable(f"{site} means AWS itself, but AWS_ENDPOINT_URL is set: unset it, then run again")
     with _making, sentences(site, f"prepare for {service}"):
-        return _made(service, site)
+        return _made(service, site, attempts or (3 if site.endpoint else 10))
 
 
 @cache
-def _made(service: str, site: Site) -> Any:
+def _made(service: str, site: Site, attempts: int) -> Any:
     import boto3
     from botocore.config import Config
 
     config = Config(
-        retries={"mode": "adaptive", "total_max_attempts": 3 if site.endpoint else 10},
+        retries={"mode": "adaptive", "total_max_attempts": attempts},
         connect_timeout=5,
         read_timeout=60,
     )

@@ -8,14 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusters import aws, keeper, ledger
+from clusters import aws, keeper, ledger, once
 from clusters.aws import Site
 from clusters.base import Cluster, ClusterError, Unreachable
+from clusters.kinds import attach
 from clusters.ledger import Entry
-from clusters.local import LocalCluster
 from clusters.stacks import deploy, watch
 from store import Store
 
@@ -48,7 +47,7 @@ def inventory(store: Store, run: str | None = None, site: Site | None = None) ->
     """
     now = datetime.now(UTC)
     entries = _ours(store, run)
-    rows = [_row(entry, _state(entry), now) for entry in entries]
+    rows = [_row(entry, _state(store, entry), now) for entry in entries]
     return rows + [_row(entry, state, now) for entry, state in _unrecorded(entries, run, site)]
 
 
@@ -88,7 +87,12 @@ def _take_down(
 def _end(store: Store, entry: Entry, tell: Callable[[str], None]) -> ClusterError | None:
     """Make sure that one thing does not exist, then close its entry; returns what went wrong."""
     try:
-        _delete_stack(entry, tell) if entry.kind == "stack" else _cancel_job(entry, tell)
+        if entry.vanished:
+            tell(f"{entry.kind} {entry.name}: gone together with its emulator")
+        elif entry.kind == "stack":
+            _delete_stack(entry, tell)
+        else:
+            _cancel_job(store, entry, tell)
     except ClusterError as error:
         return error
     if entry.state != "stray":
@@ -98,47 +102,45 @@ def _end(store: Store, entry: Entry, tell: Callable[[str], None]) -> ClusterErro
 
 def _delete_stack(entry: Entry, tell: Callable[[str], None]) -> None:
     site = Site(**entry.where)
-    if aws.vanished(site):
-        tell(f"stack {entry.name}: gone together with its emulator")
-        return
     events = list(deploy.delete(entry.name, site, entry.owner, entry.token))
     deleted = sum(event.status == "DELETE_COMPLETE" for event in events if event.type != watch.STACK)
     tell(f"stack {entry.name}: deleted with {deleted} resources" if events else f"stack {entry.name}: not there")
 
 
-def _cancel_job(entry: Entry, tell: Callable[[str], None]) -> None:
-    cluster = _cluster(entry)
-    job = entry.id or cluster.find(entry.name)
-    if job is None or cluster.status(job).state.done:
-        tell(f"job {entry.name}: not running")
+def _cancel_job(store: Store, entry: Entry, tell: Callable[[str], None]) -> None:
+    """Make a job end, then make its cluster forget it. One whose submission was interrupted may show late."""
+    cluster = attach(entry.where, store)
+    if (job := once.look(cluster, entry)) is None:
+        tell(f"job {entry.name}: never submitted")
         return
+    if cluster.status(job).state.done:
+        tell(f"job {entry.name}: had ended")
+    else:
+        _await_end(cluster, job, entry.name)
+        tell(f"job {entry.name}: cancelled")
+    cluster.forget(job)
+
+
+def _await_end(cluster: Cluster, job: str, name: str) -> None:
     cluster.cancel(job)
     until = time.monotonic() + CANCEL_S
     while not cluster.status(job).state.done:
         if time.monotonic() > until:
-            raise ClusterError(f"job {entry.name} still runs {CANCEL_S:.0f} s after it was cancelled; look at its log")
+            raise ClusterError(f"job {name} still runs {CANCEL_S:.0f} s after it was cancelled; look at its log")
         time.sleep(0.1)
-    tell(f"job {entry.name}: cancelled")
 
 
-def _state(entry: Entry) -> str:
+def _state(store: Store, entry: Entry) -> str:
+    if entry.vanished:
+        return "missing"
     if entry.kind == "job":
-        cluster = _cluster(entry)
+        cluster = attach(entry.where, store)
         job = entry.id or cluster.find(entry.name)
         return str(cluster.status(job).state) if job else "missing"
     site = Site(**entry.where)
-    if aws.vanished(site):
-        return "missing"
     with aws.sentences(site, f"stack {entry.name}"):
         there = watch.look(entry.name, site)
     return there["StackStatus"] if there else "missing"
-
-
-def _cluster(entry: Entry) -> Cluster:
-    kind = entry.where.get("cluster")
-    if kind == "local":
-        return LocalCluster(Path(entry.where["workdir"]))
-    raise ClusterError(f"job {entry.name} runs on a cluster of kind {kind!r}, which this version does not know; update")
 
 
 def _unrecorded(entries: list[Entry], run: str | None, site: Site | None) -> Iterator[tuple[Entry, str]]:
@@ -191,6 +193,5 @@ def _expired(entry: Entry, now: datetime) -> bool:
 
 
 def _row(entry: Entry, state: str, now: datetime) -> Row:
-    where = entry.where.get("workdir") or str(Site(**entry.where))
     kept = _kept(entry, now)
-    return Row(entry.kind, entry.name, entry.run, entry.owner, state, entry.expires, kept, where)
+    return Row(entry.kind, entry.name, entry.run, entry.owner, state, entry.expires, kept, entry.place)

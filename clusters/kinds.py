@@ -1,11 +1,15 @@
 """From a cluster's address to its adapter: how a flow, a teardown or a reaper gets hold of a cluster again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+from clusters.aws import Site
 from clusters.base import Address, Cluster, ClusterError
 from clusters.local import LocalCluster
+from recipes import Recipe
+from recipes.spec import AwsCluster, SlurmCluster
 from store import Store
 
 ADAPTERS = {
@@ -15,6 +19,31 @@ ADAPTERS = {
     "sagemaker": "clusters.sagemaker:SageMakerCluster",
 }
 """Imported when they are needed: each knows a client library the others do not."""
+
+
+def address(recipe: Recipe, site: Site, outputs: Mapping[str, str]) -> dict[str, str]:
+    """The address of the cluster that stands for a recipe on one rung of its ladder.
+
+    Flat: the cluster's fields under their own names (lists with a comma between), the site, the container, which
+    market the instances are from, and the outputs of its stacks.
+    """
+    cluster = recipe.cluster
+    assert isinstance(cluster, AwsCluster)
+    fields = cluster.model_dump(mode="json", exclude={"kind", "capacity", "alternatives"})
+    told = {name: _flat(value) for name, value in fields.items() if value is not None}
+    market, _, reserved = cluster.capacity[0].partition(":")
+    told |= {"spot": _flat(market == "spot"), "plan": reserved if market == "plan" else ""}
+    if isinstance(cluster, SlurmCluster):
+        told |= {"container": recipe.image.container if cluster.containers else ""}
+        told |= {"folder": f"/fsx/castra/{recipe.name}"} if cluster.lustre_gib else {}
+    where = {"region": site.region, "endpoint": site.endpoint, "memory": site.memory}
+    return {"cluster": cluster.kind, **where, "image": recipe.image.container, "run": recipe.name, **told, **outputs}
+
+
+def _flat(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def attach(address: Address, store: Store) -> Cluster:

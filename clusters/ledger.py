@@ -45,7 +45,7 @@ class Entry:
     kind: Kind
     name: str
     where: Mapping[str, str]
-    """How to find it: a stack's `Site` as a dict, a job's `{"cluster": "local", "workdir": …}`."""
+    """How to find it: a stack's `Site` as a dict, a job's cluster as `clusters.kinds.attach` takes it."""
     owner: str
     token: str
     expires: str
@@ -61,6 +61,22 @@ class Entry:
     def key(self) -> str:
         """Its place in the store."""
         return f"ledger/{self.run}/{self.kind}-{self.name}.json"
+
+    @property
+    def site(self) -> aws.Site | None:
+        """The part of AWS it is in, None for what is on this machine."""
+        told = {name: self.where.get(name, "") for name in ("region", "endpoint", "memory")}
+        return aws.Site(**told) if told["region"] else None
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people."""
+        return self.where.get("workdir") or str(self.site or self.where.get("folder", ""))
+
+    @property
+    def vanished(self) -> bool:
+        """Whether it was in the memory of an emulator that is gone."""
+        return self.site is not None and aws.vanished(self.site)
 
     @property
     def tags(self) -> dict[str, str]:
@@ -114,15 +130,28 @@ def expired(store: Store, now: datetime) -> list[Entry]:
     return [entry for entry in open_entries(store) if datetime.fromisoformat(entry.expires) <= now]
 
 
+def renewed(store: Store, entry: Entry) -> Entry:
+    """Take over an intent that whoever wrote it did not carry out; raises `Conflict` if it has changed meanwhile."""
+    now = datetime.now(UTC).isoformat(timespec="microseconds")
+
+    def change(there: Entry | None) -> Entry:
+        if there != entry:
+            raise Conflict(entry.key)
+        return replace(entry, token=secrets.token_hex(16), since=now)
+
+    return _write(store, entry, change)
+
+
 def _standing(there: Entry | None, fresh: Entry) -> Entry:
     if there is None or there.state == "gone":
         return fresh
     if there.where == fresh.where:
         return there
-    if there.kind == "stack" and aws.vanished(aws.Site(**there.where)):
+    if there.vanished:
         return fresh
-    place = there.where.get("workdir") or str(aws.Site(**there.where))
-    raise Refused(f"{there.kind} {there.name} of run {there.run} is in {place} already: tear that run down first")
+    if there.kind == "job":  # its cluster may have been changed under it; it is where it was submitted
+        return there
+    raise Refused(f"{there.kind} {there.name} of run {there.run} is in {there.place} already: tear that run down first")
 
 
 def _write(store: Store, entry: Entry, change: Callable[[Entry | None], Entry]) -> Entry:

@@ -8,18 +8,23 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusters import keeper
-from clusters.aws import ANYBODY, EMULATOR_PATH
+from clusters import aws, keeper
+from clusters.aws import ANYBODY, EMULATOR_PATH, Site
 from clusters.base import ClusterError
+from clusters.warden import read_json
 from store.objects import state_folder
 
 ROOT = Path(__file__).parents[1]
 START_S = 60.0
 REGION = "us-east-1"
+SHARE = "CASTRA_EMULATOR_SHARE"
+"""The folders that the emulator's nodes see, told to its server."""
+RECORD = Path("services", "emulator.json")
+"""In the folder of Castra's state: where the standing emulator is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +41,14 @@ class Emulator:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def start(folder: Path | None = None, pace_s: float = 0.0) -> Emulator:
+def start(
+    folder: Path | None = None, pace_s: float = 0.0, share: Sequence[Path] = (), port: int | None = None
+) -> Emulator:
     """Start an emulator and wait until it answers; it ends with this process at the latest.
 
     Its own folder is made in `folder`, by default among the services of Castra's state. `pace_s` is how long every
-    change of a stack's resource takes, seconds. Raises `ClusterError` in one sentence.
+    change of a stack's resource takes, seconds; `share` are the folders that its nodes see as this machine does; `port`
+    is a free one unless it is given. Raises `ClusterError` in one sentence.
     """
     if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
         raise ClusterError("the emulator needs moto, which is not installed: uv sync --extra local")
@@ -49,15 +57,27 @@ def start(folder: Path | None = None, pace_s: float = 0.0) -> Emulator:
     _sweep(folder)
     place = Path(tempfile.mkdtemp(prefix="emulator-", dir=folder))
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    env = {"PYTHONPATH": path, "CASTRA_EMULATOR_PACE_S": str(pace_s), **environment("http://127.0.0.1:" + keeper.PORT)}
-    keeper.start(place, [keeper.Node([sys.executable, "-m", "emulator.server", keeper.PORT], env)], grace_s=1.0)
-    return Emulator(_wait(place), place)
+    settings = {"CASTRA_EMULATOR_PACE_S": str(pace_s), "MOTO_IAM_LOAD_MANAGED_POLICIES": "true"}
+    if share:
+        settings[SHARE] = os.pathsep.join(str(one.resolve()) for one in share)
+    at = str(port) if port else keeper.PORT
+    env = {"PYTHONPATH": path, **settings, **environment(f"http://127.0.0.1:{at}")}
+    keeper.start(place, [keeper.Node([sys.executable, "-m", "emulator.server", at], env)], grace_s=1.0)
+    return Emulator(_wait(place, port), place)
+
+
+def standing() -> Emulator | None:
+    """The emulator that `python -m emulator up` left standing, None if there is none (any more)."""
+    told = read_json(state_folder() / RECORD)
+    if not told or aws.vanished(Site(REGION, told["endpoint"], told["memory"])):
+        return None
+    return Emulator(told["endpoint"], Path(told["folder"]))
 
 
 @contextlib.contextmanager
-def running(folder: Path | None = None, pace_s: float = 0.0) -> Iterator[Emulator]:
+def running(folder: Path | None = None, pace_s: float = 0.0, share: Sequence[Path] = ()) -> Iterator[Emulator]:
     """An emulator for the length of a block."""
-    emulator = start(folder, pace_s)
+    emulator = start(folder, pace_s, share)
     try:
         yield emulator
     finally:
@@ -85,12 +105,12 @@ def _sweep(folder: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _wait(place: Path) -> str:
+def _wait(place: Path, port: int | None) -> str:
     until = time.monotonic() + START_S
     while time.monotonic() < until:
         told = keeper.started(place)
-        if told and _answers(told["port"]):
-            return f"http://127.0.0.1:{told['port']}"
+        if told and _answers(at := port or told["port"]):
+            return f"http://127.0.0.1:{at}"
         if ended := keeper.ended(place):
             raise ClusterError(f"the emulator did not start ({ended['reason']}); its log is {place / 'log'}")
         time.sleep(0.02)

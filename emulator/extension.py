@@ -46,6 +46,8 @@ class Call:
 
 Answer = Callable[[Call], Mapping[str, Any] | None]
 ANSWERS: dict[tuple[str, str], Answer] = {}
+PAGES: dict[str, Callable[[Any], Any]] = {}
+"""Pages of our own, by path: each takes the JSON that is posted to it, answers with JSON, and raises `ValueError`."""
 
 
 def answers(service: str, operation: str) -> Callable[[Answer], Answer]:
@@ -97,6 +99,19 @@ def respond(call: Call, start_response: StartResponse) -> Iterable[bytes]:
     return [body.encode()]
 
 
+def page(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes] | None:
+    """Answer for a page of our own, None if there is none at this path."""
+    if (answer := PAGES.get(environ.get("PATH_INFO", ""))) is None:
+        return None
+    body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+    try:
+        told, status = answer(json.loads(body or b"null")), "200 OK"
+    except ValueError as error:
+        told, status = {"message": str(error)}, "400 Bad Request"
+    start_response(status, [("Content-Type", "application/json")])
+    return [json.dumps(told).encode()]
+
+
 def listed(fields: Mapping[str, Any], name: str) -> list[str]:
     """A query's list: the values of `name.1`, `name.2` and so on."""
     return list(_numbered(fields, name))
@@ -114,12 +129,14 @@ def _call(service: str, operation: str, region: str, told: Mapping[str, Any]) ->
 
 
 def _rest(service: str, environ: Mapping[str, Any], region: str, body: bytes) -> Call | None:
-    asked = f"{environ['REQUEST_METHOD']} {unquote(environ.get('PATH_INFO', ''))}"
+    path = environ.get("RAW_URI", environ.get("PATH_INFO", "")).partition("?")[0]  # an ARN in it has its own slashes
+    asked = f"{environ['REQUEST_METHOD']} {path}"
     query = dict(parse_qsl(environ.get("QUERY_STRING", "")))
     for known, operation in ANSWERS:
         pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/]+)", re.escape(operation))
         if known == service and (found := re.fullmatch(pattern, asked)):
-            return Call(service, operation, region, json.loads(body or b"{}") | query, found.groupdict())
+            caught = {name: unquote(value) for name, value in found.groupdict().items()}
+            return Call(service, operation, region, json.loads(body or b"{}") | query, caught)
     return None
 
 

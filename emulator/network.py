@@ -1,13 +1,16 @@
 """The EC2 types our CloudFormation knows: a network from the VPC down to the rules of its security groups."""
 
-import json
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from botocore.exceptions import ClientError
+
+from emulator.request import truth
 from emulator.resources import Properties, Resource, tag_list, tags
 
 
-class _Tagged(Resource):
+class Tagged(Resource):
     """What carries EC2 tags."""
 
     def settle(self, old: Properties) -> None:
@@ -18,7 +21,7 @@ class _Tagged(Resource):
 
 
 class Vpc(
-    _Tagged,
+    Tagged,
     type="AWS::EC2::VPC",
     fixed="CidrBlock",
     mutable="EnableDnsHostnames EnableDnsSupport Tags",
@@ -33,7 +36,7 @@ class Vpc(
         super().settle(old)
         for name in ("EnableDnsSupport", "EnableDnsHostnames"):
             if name in self.p:
-                self.aws.ec2.modify_vpc_attribute(VpcId=self.id, **{name: {"Value": _truth(self.p[name])}})
+                self.aws.ec2.modify_vpc_attribute(VpcId=self.id, **{name: {"Value": truth(self.p[name])}})
 
     def attributes(self) -> dict[str, str]:
         here = [{"Name": "vpc-id", "Values": [self.id]}]
@@ -46,7 +49,7 @@ class Vpc(
 
 
 class Subnet(
-    _Tagged,
+    Tagged,
     type="AWS::EC2::Subnet",
     fixed="AvailabilityZone CidrBlock VpcId",
     mutable="MapPublicIpOnLaunch Tags",
@@ -60,7 +63,7 @@ class Subnet(
 
     def settle(self, old: Properties) -> None:
         super().settle(old)
-        public = {"Value": _truth(self.p.get("MapPublicIpOnLaunch", False))}
+        public = {"Value": truth(self.p.get("MapPublicIpOnLaunch", False))}
         self.aws.ec2.modify_subnet_attribute(SubnetId=self.id, MapPublicIpOnLaunch=public)
 
     def attributes(self) -> dict[str, str]:
@@ -71,7 +74,7 @@ class Subnet(
         self.aws.ec2.delete_subnet(SubnetId=self.id)
 
 
-class InternetGateway(_Tagged, type="AWS::EC2::InternetGateway", mutable="Tags"):
+class InternetGateway(Tagged, type="AWS::EC2::InternetGateway", mutable="Tags"):
     """The way to the internet."""
 
     def create(self) -> str:
@@ -100,7 +103,7 @@ class GatewayAttachment(
         self.aws.ec2.detach_internet_gateway(**self.p)
 
 
-class RouteTable(_Tagged, type="AWS::EC2::RouteTable", fixed="VpcId", mutable="Tags", required="VpcId"):
+class RouteTable(Tagged, type="AWS::EC2::RouteTable", fixed="VpcId", mutable="Tags", required="VpcId"):
     """Where packets go."""
 
     def create(self) -> str:
@@ -145,7 +148,7 @@ class RouteTableAssociation(
         self.aws.ec2.disassociate_route_table(AssociationId=self.id)
 
 
-class ElasticIp(_Tagged, type="AWS::EC2::EIP", fixed="Domain", mutable="Tags"):
+class ElasticIp(Tagged, type="AWS::EC2::EIP", fixed="Domain", mutable="Tags"):
     """A public address."""
 
     def create(self) -> str:
@@ -160,7 +163,7 @@ class ElasticIp(_Tagged, type="AWS::EC2::EIP", fixed="Domain", mutable="Tags"):
 
 
 class NatGateway(
-    _Tagged,
+    Tagged,
     type="AWS::EC2::NatGateway",
     fixed="AllocationId ConnectivityType SubnetId",
     mutable="Tags",
@@ -179,43 +182,62 @@ class NatGateway(
         self.aws.ec2.delete_nat_gateway(NatGatewayId=self.id)
 
 
-class Endpoint(
-    _Tagged,
-    type="AWS::EC2::VPCEndpoint",
-    fixed="ServiceName VpcEndpointType VpcId",
-    mutable="PolicyDocument RouteTableIds Tags",
-    required="ServiceName VpcId",
-):
-    """A gateway endpoint: the short way from a network to S3."""
+class CidrBlock(Resource, type="AWS::EC2::VPCCidrBlock", fixed="CidrBlock VpcId", required="CidrBlock VpcId"):
+    """More addresses for a network."""
 
     def create(self) -> str:
-        wanted = {
-            key: self.p[key] for key in ("ServiceName", "VpcEndpointType", "VpcId", "RouteTableIds") if key in self.p
-        }
-        if policy := self.p.get("PolicyDocument"):
-            wanted["PolicyDocument"] = json.dumps(policy)
-        return str(self.aws.ec2.create_vpc_endpoint(**wanted)["VpcEndpoint"]["VpcEndpointId"])
-
-    def settle(self, old: Properties) -> None:
-        super().settle(old)
-        tables, before = set(self.p.get("RouteTableIds", [])), set(old.get("RouteTableIds", []))
-        if old and (tables != before or self.p.get("PolicyDocument") != old.get("PolicyDocument")):
-            self.aws.ec2.modify_vpc_endpoint(
-                VpcEndpointId=self.id,
-                AddRouteTableIds=sorted(tables - before),
-                RemoveRouteTableIds=sorted(before - tables),
-                PolicyDocument=json.dumps(self.p.get("PolicyDocument", {})),
-            )
+        return str(self.call("ec2", "associate_vpc_cidr_block", self.p)["CidrBlockAssociation"]["AssociationId"])
 
     def attributes(self) -> dict[str, str]:
         return {"Id": self.id}
+
+    def delete(self) -> None:
+        self.aws.ec2.disassociate_vpc_cidr_block(AssociationId=self.id)
+
+
+class Endpoint(
+    Tagged,
+    type="AWS::EC2::VPCEndpoint",
+    fixed="ServiceName VpcEndpointType VpcId",
+    mutable="PolicyDocument PrivateDnsEnabled RouteTableIds SecurityGroupIds SubnetIds Tags",
+    required="ServiceName VpcId",
+):
+    """The short way from a network to a service: a gateway for S3 and DynamoDB, network interfaces for the others."""
+
+    sets = ("RouteTableIds", "SecurityGroupIds", "SubnetIds")
+
+    def create(self) -> str:
+        kind = self.p.get("VpcEndpointType", "Gateway")
+        strange = {"SecurityGroupIds", "SubnetIds"} if kind == "Gateway" else {"RouteTableIds"}
+        if kind not in ("Gateway", "Interface") or strange & set(self.p):
+            told = f"{', '.join(sorted(strange & set(self.p)))} cannot be given for an endpoint of type {kind}"
+            raise ValueError(f"InvalidParameter: {told}")
+        made = self.call("ec2", "create_vpc_endpoint", self.chosen("Tags"), VpcEndpointType=kind)
+        return str(made["VpcEndpoint"]["VpcEndpointId"])
+
+    def settle(self, old: Properties) -> None:
+        super().settle(old)
+        if not old:
+            return
+        told: dict[str, Any] = self.changed(old, "PolicyDocument", "PrivateDnsEnabled")
+        for name in self.sets:
+            after, before = set(self.p.get(name, [])), set(old.get(name, []))
+            told |= {f"Add{name}": sorted(after - before)} if after - before else {}
+            told |= {f"Remove{name}": sorted(before - after)} if before - after else {}
+        if told:
+            self.call("ec2", "modify_vpc_endpoint", told, VpcEndpointId=self.id)
+
+    def attributes(self) -> dict[str, Any]:
+        found = self.aws.ec2.describe_vpc_endpoints(VpcEndpointIds=[self.id])["VpcEndpoints"][0]
+        entries = [f"{one.get('HostedZoneId', '')}:{one['DnsName']}" for one in found.get("DnsEntries", [])]
+        return {"Id": self.id, "NetworkInterfaceIds": found.get("NetworkInterfaceIds", []), "DnsEntries": entries}
 
     def delete(self) -> None:
         self.aws.ec2.delete_vpc_endpoints(VpcEndpointIds=[self.id])
 
 
 class SecurityGroup(
-    _Tagged,
+    Tagged,
     type="AWS::EC2::SecurityGroup",
     fixed="GroupDescription GroupName VpcId",
     mutable="SecurityGroupEgress SecurityGroupIngress Tags",
@@ -241,7 +263,7 @@ class SecurityGroup(
                 _call(self.aws.ec2, f"authorize_security_group_{way}", self.id, rule)
 
     def attributes(self) -> dict[str, str]:
-        return {"GroupId": self.id} | ({"VpcId": self.p["VpcId"]} if "VpcId" in self.p else {})
+        return {"GroupId": self.id, "Id": self.id} | ({"VpcId": self.p["VpcId"]} if "VpcId" in self.p else {})
 
     def delete(self) -> None:
         self.aws.ec2.delete_security_group(GroupId=self.id)
@@ -274,9 +296,17 @@ class Egress(
     fixed="CidrIp Description DestinationSecurityGroupId FromPort GroupId IpProtocol ToPort",
     required="GroupId IpProtocol",
 ):
-    """One rule of a security group, for what goes out."""
+    """One rule of a security group, for what goes out; the one that lets everything out may be there already."""
 
     way = "egress"
+
+    def create(self) -> str:
+        try:
+            return super().create()
+        except ClientError as error:
+            if error.response["Error"]["Code"] != "InvalidPermission.Duplicate":
+                raise
+            return f"sgr-{secrets.token_hex(9)[:17]}"
 
 
 def _call(ec2: Any, action: str, group: str, rule: Mapping[str, Any]) -> Any:
@@ -290,7 +320,3 @@ def _call(ec2: Any, action: str, group: str, rule: Mapping[str, Any]) -> Any:
     if other := rule.get("SourceSecurityGroupId") or rule.get("DestinationSecurityGroupId"):
         permission["UserIdGroupPairs"] = [{"GroupId": other} | about]
     return getattr(ec2, action)(GroupId=group, IpPermissions=[permission])
-
-
-def _truth(value: Any) -> bool:
-    return str(value).lower() == "true"

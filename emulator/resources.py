@@ -1,30 +1,41 @@
 """The resource types our CloudFormation knows, each made, changed and deleted through the services' own APIs.
 
 A type lists its properties: `fixed` ones need a replacement to change, `mutable` ones are applied by `settle`. A type
-or property that is not listed is refused. This module holds S3, IAM and CloudWatch Logs; `emulator.network` holds EC2.
+or property that is not listed is refused. This module holds what all types have in common, and S3 and CloudWatch Logs.
 """
 
 import json
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from emulator.template import TemplateError
+from emulator.errors import TemplateError
+from emulator.request import fitted
 
 Properties = Mapping[str, Any]
+PATIENCE_S = 120.0
+"""The longest that anything here takes to become usable."""
 
 
-@dataclass(frozen=True, slots=True)
 class Services:
-    """Clients of this very emulator, in one region."""
+    """Clients of this very emulator in one region, made when they are first needed: `services.ec2`."""
 
-    region: str
-    account: str
-    ec2: Any
-    iam: Any
-    logs: Any
-    s3: Any
+    def __init__(self, region: str, account: str, make: Callable[[str], Any]) -> None:
+        self.region, self.account, self._make = region, account, make
+        self._clients: dict[str, Any] = {}
+        self._making = threading.Lock()
+
+    def __getattr__(self, service: str) -> Any:
+        with self._making:
+            if service not in self._clients:
+                self._clients[service] = self._make(service)
+            return self._clients[service]
+
+    def arn(self, service: str, rest: str) -> str:
+        """The ARN of something of this account and region."""
+        return f"arn:aws:{service}:{self.region}:{self.account}:{rest}"
 
 
 class Resource:
@@ -34,6 +45,8 @@ class Resource:
     fixed: ClassVar[frozenset[str]]
     mutable: ClassVar[frozenset[str]]
     required: ClassVar[frozenset[str]]
+    moving: ClassVar[frozenset[str]] = frozenset()
+    """Attributes that an update in place may change."""
 
     def __init_subclass__(cls, type: str = "", fixed: str = "", mutable: str = "", required: str = "") -> None:  # noqa: A002
         cls.type = type
@@ -45,7 +58,8 @@ class Resource:
         self.aws = services
         self.stack, self.logical_id = stack, logical_id
         self.p, self.id = p, ""
-        self._made: dict[str, str] | None = None
+        self.stack_tags: Mapping[str, str] = {}
+        self._made: dict[str, Any] | None = None
 
     def create(self) -> str:
         """Make it; returns its physical id."""
@@ -54,15 +68,19 @@ class Resource:
     def settle(self, old: Properties) -> None:
         """Apply the mutable properties; `old` is empty after a creation."""
 
-    def attributes(self) -> dict[str, str]:
+    def attributes(self) -> dict[str, Any]:
         """What Fn::GetAtt may ask for."""
         return {}
+
+    def replaces(self, old: Properties) -> bool:
+        """Whether what differs from `old` asks for another one in its place."""
+        return any(old.get(key) != self.p.get(key) for key in self.fixed)
 
     def delete(self) -> None:
         """Remove it."""
         raise NotImplementedError
 
-    def attribute(self, name: str) -> str:
+    def attribute(self, name: str) -> Any:
         """What Fn::GetAtt gives; raises `TemplateError` for what it does not know."""
         if self._made is None:
             self._made = self.attributes()
@@ -75,6 +93,28 @@ class Resource:
         """A name made up of the stack's, the logical id and chance."""
         tail = f"-{secrets.token_hex(6)}"
         return f"{self.stack}-{self.logical_id}"[: longest - len(tail)] + tail
+
+    def call(self, service: str, operation: str, told: Properties | None = None, **more: Any) -> Any:
+        """Make a request out of properties; raises `ValueError` if they do not fit it."""
+        client = getattr(self.aws, service)
+        return getattr(client, operation)(**fitted(client, operation, {**(told or {}), **more}))
+
+    def chosen(self, *but: str) -> dict[str, Any]:
+        """The properties but these."""
+        return {key: value for key, value in self.p.items() if key not in but}
+
+    def changed(self, old: Properties, *names: str) -> dict[str, Any]:
+        """Those of the named properties that are not as they were, and are not gone."""
+        return {key: self.p[key] for key in names if key in self.p and self.p[key] != old.get(key)}
+
+
+def until(done: Callable[[], bool], what: str) -> None:
+    """Wait for a service to finish; raises `ValueError` as CloudFormation says it."""
+    last = time.monotonic() + PATIENCE_S
+    while not done():
+        if time.monotonic() > last:
+            raise ValueError(f"{what} did not stabilize.")
+        time.sleep(0.02)
 
 
 TYPES: dict[str, type[Resource]] = {}
@@ -95,8 +135,10 @@ def known(logical_id: str, told: Mapping[str, Any]) -> type[Resource]:
 
 
 def tags(p: Properties) -> dict[str, str]:
-    """A resource's tags as a dict."""
-    return {tag["Key"]: str(tag["Value"]) for tag in p.get("Tags", [])}
+    """A resource's tags as a dict; in a template they are a list or a map."""
+    if isinstance(told := p.get("Tags", []), Mapping):
+        return {key: str(value) for key, value in told.items()}
+    return {tag["Key"]: str(tag["Value"]) for tag in told}
 
 
 def tag_list(p: Properties) -> list[dict[str, str]]:
@@ -152,12 +194,22 @@ class Bucket(
         self.aws.s3.delete_bucket(Bucket=self.id)
 
 
+def _renamed(told: Mapping[str, Any], **names: str) -> dict[str, Any]:
+    return {names.get(key, key): value for key, value in told.items()}
+
+
 def _lifecycle_rule(rule: Mapping[str, Any]) -> dict[str, Any]:
     """A rule in the words of S3's API; whatever is new to it is passed on for the API to refuse."""
     told = dict(rule)
     out = {"ID": told.pop("Id", ""), "Filter": {"Prefix": told.pop("Prefix", "")}}
     if (days := told.pop("ExpirationInDays", None)) is not None:
         out["Expiration"] = {"Days": int(days)}
+    if (marker := told.pop("ExpiredObjectDeleteMarker", None)) is not None:
+        out["Expiration"] = {"ExpiredObjectDeleteMarker": str(marker).lower() == "true"}
+    if moves := told.pop("Transitions", []):
+        out["Transitions"] = [_renamed(one, TransitionInDays="Days") for one in moves]
+    if (days := told.pop("NoncurrentVersionExpirationInDays", None)) is not None:
+        out["NoncurrentVersionExpiration"] = {"NoncurrentDays": int(days)}
     return out | told
 
 
@@ -195,73 +247,3 @@ class LogGroup(Resource, type="AWS::Logs::LogGroup", fixed="LogGroupName", mutab
 
     def delete(self) -> None:
         self.aws.logs.delete_log_group(logGroupName=self.id)
-
-
-class Role(
-    Resource,
-    type="AWS::IAM::Role",
-    fixed="RoleName Path",
-    mutable="AssumeRolePolicyDocument Description ManagedPolicyArns Policies Tags",
-    required="AssumeRolePolicyDocument",
-):
-    """A role with inline and managed policies."""
-
-    def create(self) -> str:
-        name = str(self.p.get("RoleName") or self.name(64))
-        trust = json.dumps(self.p["AssumeRolePolicyDocument"])
-        self.aws.iam.create_role(RoleName=name, Path=self.p.get("Path", "/"), AssumeRolePolicyDocument=trust)
-        return name
-
-    def settle(self, old: Properties) -> None:
-        iam = self.aws.iam
-        iam.update_assume_role_policy(RoleName=self.id, PolicyDocument=json.dumps(self.p["AssumeRolePolicyDocument"]))
-        iam.update_role_description(RoleName=self.id, Description=self.p.get("Description", ""))
-        if gone := set(tags(old)) - set(tags(self.p)):
-            iam.untag_role(RoleName=self.id, TagKeys=sorted(gone))
-        iam.tag_role(RoleName=self.id, Tags=tag_list(self.p))
-        inline = {told["PolicyName"]: told["PolicyDocument"] for told in self.p.get("Policies", [])}
-        for name in {told["PolicyName"] for told in old.get("Policies", [])} - set(inline):
-            iam.delete_role_policy(RoleName=self.id, PolicyName=name)
-        for name, document in inline.items():
-            iam.put_role_policy(RoleName=self.id, PolicyName=name, PolicyDocument=json.dumps(document))
-        managed, before = set(self.p.get("ManagedPolicyArns", [])), set(old.get("ManagedPolicyArns", []))
-        for arn in before - managed:
-            iam.detach_role_policy(RoleName=self.id, PolicyArn=arn)
-        for arn in managed - before:
-            iam.attach_role_policy(RoleName=self.id, PolicyArn=arn)
-
-    def attributes(self) -> dict[str, str]:
-        found = self.aws.iam.get_role(RoleName=self.id)["Role"]
-        return {"Arn": found["Arn"], "RoleId": found["RoleId"]}
-
-    def delete(self) -> None:
-        for told in self.p.get("Policies", []):
-            self.aws.iam.delete_role_policy(RoleName=self.id, PolicyName=told["PolicyName"])
-        for arn in self.p.get("ManagedPolicyArns", []):
-            self.aws.iam.detach_role_policy(RoleName=self.id, PolicyArn=arn)
-        self.aws.iam.delete_role(RoleName=self.id)
-
-
-class InstanceProfile(
-    Resource, type="AWS::IAM::InstanceProfile", fixed="InstanceProfileName Path", mutable="Roles", required="Roles"
-):
-    """What hands a role to an instance."""
-
-    def create(self) -> str:
-        name = str(self.p.get("InstanceProfileName") or self.name(128))
-        self.aws.iam.create_instance_profile(InstanceProfileName=name, Path=self.p.get("Path", "/"))
-        return name
-
-    def settle(self, old: Properties) -> None:
-        for role in set(old.get("Roles", [])) - set(self.p["Roles"]):
-            self.aws.iam.remove_role_from_instance_profile(InstanceProfileName=self.id, RoleName=role)
-        for role in set(self.p["Roles"]) - set(old.get("Roles", [])):
-            self.aws.iam.add_role_to_instance_profile(InstanceProfileName=self.id, RoleName=role)
-
-    def attributes(self) -> dict[str, str]:
-        return {"Arn": self.aws.iam.get_instance_profile(InstanceProfileName=self.id)["InstanceProfile"]["Arn"]}
-
-    def delete(self) -> None:
-        for role in self.p.get("Roles", []):
-            self.aws.iam.remove_role_from_instance_profile(InstanceProfileName=self.id, RoleName=role)
-        self.aws.iam.delete_instance_profile(InstanceProfileName=self.id)

@@ -13,15 +13,18 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from typing import Any
 
-from emulator import extension
+from emulator import control, extension, kubernetes
 
 PATH = "/castra/emulator"
 MEMORY = secrets.token_hex(8)
 
 
 CONDITIONS = {"HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH"}
+ANSWERING = ("batch_jobs", "eks", "fsx", "hyperpod", "pcs", "prices", "sagemaker")
+"""Modules of ours that answer in place of moto; they register themselves."""
 WARM = ("s3", "iam", "logs", "ec2")
 """Services whose import takes long: done in the background while the server answers already."""
 
@@ -47,6 +50,15 @@ class Application:
         if environ.get("PATH_INFO") == PATH:
             start_response("200 OK", [("Content-Type", "application/json")])
             return [json.dumps({"memory": MEMORY}).encode()]
+        if (page := extension.page(environ, start_response)) is not None:
+            return page
+        if environ.get("PATH_INFO", "").startswith(control.PREFIX):
+            return control.page(environ, start_response)
+        return control.attended(self._answer, environ, start_response)
+
+    def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ.get("PATH_INFO", "").startswith(kubernetes.PREFIX):
+            return kubernetes.application(environ, start_response)
         if (call := extension.understood(environ)) is not None:
             return extension.respond(call, start_response)
         application = self.stacks if extension.signed_for(environ)[0] == "cloudformation" else self.moto
@@ -69,8 +81,10 @@ def main(port: int) -> None:
     from moto.moto_server.werkzeug_app import MotoRequestHandler
     from werkzeug.serving import make_server
 
-    from emulator.api import World
+    from emulator.world import World
 
+    for name in ANSWERING:
+        import_module(f"emulator.{name}")
     World.endpoint = f"http://127.0.0.1:{port}"
     World.pace_s = float(os.environ.get("CASTRA_EMULATOR_PACE_S", "0"))
     MotoRequestHandler.log_request = lambda *_: None

@@ -5,21 +5,27 @@ Stricter than moto: whatever is not known here is an error that names it, never 
 
 import base64
 import ipaddress
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-SECTIONS = {"AWSTemplateFormatVersion", "Description", "Metadata", "Parameters", "Conditions", "Resources", "Outputs"}
-RESOURCE_KEYS = {"Type", "Properties", "DependsOn", "Condition", "Metadata"}
+from emulator import parameters, short_forms
+from emulator.errors import TemplateError
+from emulator.parameters import Around, Value
+
+SECTIONS = {
+    *("AWSTemplateFormatVersion", "Description", "Metadata", "Parameters", "Rules", "Mappings", "Conditions"),
+    *("Resources", "Outputs"),
+}
+RESOURCE_KEYS = {"Type", "Properties", "DependsOn", "Condition", "Metadata", "DeletionPolicy", "UpdateReplacePolicy"}
+OUTPUT_KEYS = {"Value", "Description", "Condition", "Export"}
+POLICIES = ("Delete", "Retain", "RetainExceptOnCreate")
 NO_VALUE = object()
 PLACEHOLDER = re.compile(r"\$\{(!?)([\w:.]+)\}")
-
-
-class TemplateError(Exception):
-    """The template is wrong, or uses what is not emulated; the text is CloudFormation's ValidationError."""
+UNKNOWN = re.compile(r"<[\w:.]+>")
+RESOLVED = re.compile(r"\{\{resolve:(ssm|ssm-secure|secretsmanager):([^}]+)\}\}")
 
 
 @dataclass(slots=True)
@@ -27,22 +33,25 @@ class Template:
     """A parsed template with the values of its parameters."""
 
     body: dict[str, Any]
-    parameters: dict[str, str]
-    pseudo: Mapping[str, str]
+    given: dict[str, str]
+    parameters: dict[str, Value]
+    pseudo: Mapping[str, Value]
+    around: Around
     conditions: dict[str, bool] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, text: str, given: Mapping[str, str], pseudo: Mapping[str, str]) -> "Template":
-        """Read long-form JSON; raises `TemplateError`."""
+    def parse(cls, text: str, given: Mapping[str, str], pseudo: Mapping[str, Value], around: Around) -> "Template":
+        """Read a template, JSON or YAML; raises `TemplateError`."""
         try:
-            body = json.loads(text)
+            body = short_forms.read(text)
         except ValueError as error:
-            raise TemplateError(f"Template format error: JSON not well-formed ({error})") from None
+            raise TemplateError(f"Template format error: {error}") from None
         if not isinstance(body, dict) or not body.get("Resources"):
             raise TemplateError("Template format error: At least one Resources member must be defined.")
         if unknown := set(body) - SECTIONS:
             raise TemplateError(f"Invalid template property or properties [{', '.join(sorted(unknown))}]")
-        template = cls(body, _parameters(body.get("Parameters", {}), given), pseudo)
+        declared = body.get("Parameters") or {}
+        template = cls(body, dict(given), parameters.values(declared, given, around), pseudo, around)
         template._check()
         return template
 
@@ -84,11 +93,17 @@ class Template:
         for name, told in self.body["Resources"].items():
             if unknown := set(told) - RESOURCE_KEYS:
                 raise TemplateError(f"Resource {name}: {', '.join(sorted(unknown))} is not emulated here")
+            for key in {"DeletionPolicy", "UpdateReplacePolicy"} & set(told):
+                if told[key] not in POLICIES:
+                    raise TemplateError(f"Resource {name}: {key} {told[key]} is not emulated here")
             after = told.get("DependsOn", [])
             named |= {after} if isinstance(after, str) else set(after)
         named |= set(_references([self.body["Resources"], self.body.get("Outputs", {})]))
         if missing := named - known:
             _unresolved(sorted(missing))
+        for name, told in self.body.get("Outputs", {}).items():
+            if unknown := set(told) - OUTPUT_KEYS:
+                raise TemplateError(f"Output {name}: {', '.join(sorted(unknown))} is not known")
         self.order()
 
 
@@ -99,11 +114,17 @@ class Values:
     template: Template
     ref: Callable[[str], Any]
     attribute: Callable[[str, str], Any]
+    foreseen: bool = False
+    """Whether nothing is made yet: what `<…>` stands for is not known, nor what is computed from it."""
+    imported: set[str] = field(default_factory=set)
+    """The exports of other stacks that were asked for."""
 
     def of(self, told: Any) -> Any:
         """The value of any part of the template; raises `TemplateError`."""
         if isinstance(told, list):
             return [value for one in told if (value := self.of(one)) is not NO_VALUE]
+        if isinstance(told, str):
+            return RESOLVED.sub(self._resolved, told)
         if not isinstance(told, dict):
             return told
         if len(told) == 1:
@@ -118,16 +139,16 @@ class Values:
             return self.of(then if self.template.holds(condition) else otherwise)
         if name == "Condition":
             return self.template.holds(argument)
-        if name == "Ref":
-            return self._named(argument)
-        if name == "Fn::GetAtt":
-            return self._attribute(argument)
-        if name == "Fn::Sub":
-            return self._sub(argument)
+        own = {"Ref": self._named, "Fn::GetAtt": self._attribute, "Fn::Sub": self._sub, "Fn::ImportValue": self._import}
+        if name in own:
+            return own[name](argument)
         if name not in FUNCTIONS:
             raise TemplateError(f"Template error: {name} is not emulated here")
+        value = self.of(argument)
+        if self.foreseen and UNKNOWN.search(str(value)):
+            return f"<{name}>"
         try:
-            return FUNCTIONS[name](self.of(argument), self.template.pseudo)
+            return FUNCTIONS[name](value, self.template)
         except (ValueError, TypeError, IndexError, LookupError) as error:
             raise TemplateError(f"Template error: every {name} object requires proper arguments ({error})") from None
 
@@ -139,11 +160,21 @@ class Values:
                 return known[name]
         return self.ref(name)
 
+    def _import(self, told: Any) -> Any:
+        name = str(self.of(told))
+        self.imported.add(name)
+        return self.template.around.export(name)
+
+    def _resolved(self, found: re.Match[str]) -> str:
+        service, told = found.groups()
+        around = self.template.around
+        return around.secret(told) if service == "secretsmanager" else around.parameter(told.partition(":")[0])
+
     def _attribute(self, told: Any) -> Any:
-        name, attribute = told.split(".", 1) if isinstance(told, str) else told
+        name, attribute = told.split(".", 1) if isinstance(told, str) else (told[0], self.of(told[1]))
         return self.attribute(name, attribute)
 
-    def _sub(self, told: Any) -> str:
+    def _sub(self, told: Any) -> Any:
         text, own = told if isinstance(told, list) else (told, {})
 
         def put(found: re.Match[str]) -> str:
@@ -154,39 +185,36 @@ class Values:
                 return str(self.of(own[name]))
             return str(self._attribute(name) if "." in name else self._named(name))
 
-        return PLACEHOLDER.sub(put, text)
+        return self.of(PLACEHOLDER.sub(put, text))  # it may name a secret
 
 
-def _cidr(arguments: list[Any], _: Mapping[str, str]) -> list[str]:
+def _cidr(arguments: list[Any], _: Template) -> list[str]:
     block, count, *bits = arguments
     pieces = ipaddress.ip_network(block).subnets(new_prefix=32 - int(bits[0] if bits else 8))
     return [str(next(pieces)) for _ in range(int(count))]
 
 
-FUNCTIONS: dict[str, Callable[[Any, Mapping[str, str]], Any]] = {
+def _find_in_map(arguments: list[Any], template: Template) -> Any:
+    name, top, second = arguments
+    found = template.body.get("Mappings", {}).get(name, {}).get(top, {})
+    if second not in found:
+        raise ValueError(f"there is no mapping {name}, {top}, {second}")
+    return found[second]
+
+
+FUNCTIONS: dict[str, Callable[[Any, Template], Any]] = {
     "Fn::Join": lambda told, _: told[0].join(map(str, told[1])),
     "Fn::Split": lambda told, _: told[1].split(told[0]),
     "Fn::Select": lambda told, _: told[1][int(told[0])],
     "Fn::Base64": lambda told, _: base64.b64encode(told.encode()).decode(),
     "Fn::Cidr": _cidr,
-    "Fn::GetAZs": lambda told, pseudo: [f"{told or pseudo['AWS::Region']}{letter}" for letter in "abc"],
+    "Fn::FindInMap": _find_in_map,
+    "Fn::GetAZs": lambda told, template: template.around.zones(str(told or template.pseudo["AWS::Region"])),
     "Fn::Equals": lambda told, _: told[0] == told[1],
     "Fn::Not": lambda told, _: not told[0],
     "Fn::And": lambda told, _: all(told),
     "Fn::Or": lambda told, _: any(told),
 }
-
-
-def _parameters(declared: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, str]:
-    if unknown := set(given) - set(declared):
-        raise TemplateError(f"Parameters: [{', '.join(sorted(unknown))}] do not exist in the template")
-    values = {name: given.get(name, told.get("Default")) for name, told in declared.items()}
-    if missing := [name for name, value in values.items() if value is None]:
-        raise TemplateError(f"Parameters: [{', '.join(missing)}] must have values")
-    for name, value in values.items():
-        if value not in declared[name].get("AllowedValues", [value]):
-            raise TemplateError(f"Parameter '{name}' must be one of AllowedValues")
-    return {name: str(value) for name, value in values.items()}
 
 
 def _references(told: Any) -> Iterator[str]:

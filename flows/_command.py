@@ -11,7 +11,7 @@ import sys
 import traceback
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, cast
+from typing import Annotated, Any, Literal, NoReturn, cast
 
 import cyclopts
 from cyclopts import Parameter
@@ -19,13 +19,14 @@ from prefect import Flow
 from prefect.client.schemas.objects import State
 from rich.markup import escape
 
+from clusters import validators
 from flows._house import MISTAKES
 from flows._server import prefect_server
 from recipes import Recipe
+from recipes.convert import KINDS, on
 from recipes.load import load
 from recipes.rehearse import rehearse
 from tasks import report, stack
-from tasks.job import cluster_of
 
 RecipePath = Annotated[Path, Parameter(help="The recipe, a YAML file.")]
 Sets = Annotated[
@@ -34,30 +35,42 @@ Sets = Annotated[
 Rehearse = Annotated[
     bool, Parameter("--rehearse", negative="", help="Shrink the recipe to two nodes on this machine: nothing is paid.")
 ]
+On = Annotated[
+    str | None,
+    Parameter("--on", help=f"Run it on another kind of cluster: {', '.join(KINDS)}; with --rehearse, emulated."),
+]
+Real = Annotated[
+    bool,
+    Parameter("--aws", negative="", help="On AWS itself, with your credentials, for money; else AWS is emulated."),
+]
 Keep = Annotated[bool, Parameter("--keep", negative="", help="Leave what was provisioned standing until it expires.")]
 
-
+Sky = Literal["emulated", "real"]
+EMULATED: Sky = "emulated"
+REAL: Sky = "real"
 PlanOnly = Annotated[bool, Parameter("--plan-only", negative="", help="Say what it will take, and do nothing else.")]
 
 
 def command(flow: Flow[..., Any], help_text: str | None) -> None:
     """Run a flow of one recipe from the command line and exit with its code."""
 
-    def run(
+    def run(  # noqa: PLR0913  a command's flags
         path: RecipePath,
         /,
         *,
         sets: Sets = None,
         shrink: Rehearse = False,
+        kind: On = None,
         keep: Keep = False,
         plan_only: PlanOnly = False,
+        real: Real = False,
     ) -> None:
         with sentences():
-            recipe = read(path, sets or [], shrink=shrink, keep=keep)
+            recipe = read(path, sets or [], kind=kind, shrink=shrink, keep=keep)
             wanted = import_module("flows.plan").plan if plan_only else flow
-            if wanted.name != "plan":
-                cluster_of(recipe)  # refuses a cluster that cannot be driven before anything is looked at
-            sys.exit(execute(wanted, {"recipe": recipe}, needs_aws=stack.needs_aws(recipe, wanted.name)))
+            validators.check(recipe)  # before anything is looked at, let alone created
+            needed = stack.needs_aws(recipe, wanted.name)
+            sys.exit(execute(wanted, {"recipe": recipe}, sky=REAL if real else EMULATED if needed else None))
 
     launch(run, flow.name, help_text)
 
@@ -89,21 +102,26 @@ def _refuse(sentence: str) -> NoReturn:
     sys.exit(2)
 
 
-def read(path: Path, sets: list[str], *, shrink: bool, keep: bool) -> Recipe:
+def read(path: Path, sets: list[str], *, kind: str | None, shrink: bool, keep: bool) -> Recipe:
     """Load a recipe as the command line asks for it; raises `RecipeError`."""
     recipe = load(path, sets)
     if shrink:
         recipe, notes = rehearse(recipe)
         for note in notes:
             report.CONSOLE.print(f"  rehearsal: {note}", highlight=False, soft_wrap=True)
+    if kind:
+        recipe = on(recipe, kind, small=shrink)
     return recipe.model_copy(update={"keep": True}) if keep else recipe
 
 
-def execute(flow: Flow[..., Any], parameters: dict[str, Any], *, needs_aws: bool) -> int:
-    """Run a flow with everything it needs on this machine, for as long as it takes; returns the exit code."""
+def execute(flow: Flow[..., Any], parameters: dict[str, Any], *, sky: Sky | None) -> int:
+    """Run a flow with everything it needs on this machine, for as long as it takes; returns the exit code.
+
+    `sky` is which AWS the flow talks to, None if it does not.
+    """
     _quiet_prefect()
     with contextlib.ExitStack() as services:
-        if needs_aws:
+        if sky == EMULATED and not os.environ.get("AWS_ENDPOINT_URL"):
             services.enter_context(_emulator())
         url = prefect_server(report.CONSOLE)
         report.CONSOLE.print(f"[dim]watch: {url}/runs (as long as the run goes on)[/]", highlight=False)
@@ -120,9 +138,11 @@ def execute(flow: Flow[..., Any], parameters: dict[str, Any], *, needs_aws: bool
 
 @contextlib.contextmanager
 def _emulator() -> Any:
+    """The emulator that stands (`python -m emulator up`), or one for as long as the flow goes on."""
     from emulator import aws as emulated  # the only place where a flow's process knows that AWS may not be AWS
 
-    with emulated.running() as running:
+    with contextlib.ExitStack() as life:
+        running = emulated.standing() or life.enter_context(emulated.running())
         os.environ.update(emulated.environment(running.endpoint))
         yield
 

@@ -18,7 +18,7 @@ from recipes import Recipe
 from recipes.load import RecipeError
 from store import StoreError, open_store
 from store.lease import lease
-from tasks import report
+from tasks import ground, report
 from tasks.check import NotAdmitted
 from tasks.lineage import NotDone
 from tasks.model import GateClosed
@@ -57,7 +57,7 @@ def verb(name: str, description: str | None, run_name: str = "") -> Callable[[Ca
                 return _told(name, work(*args, **kwargs))
             except MISTAKES as mistake:
                 report.fail(str(mistake))
-                return Failed(message=str(mistake))
+                return Failed(name=type(mistake).__name__, message=str(mistake))
             except FailedRun as failed:  # of a flow below this one, which said so already
                 return Failed(message=str(failed))
 
@@ -73,8 +73,10 @@ def _told(name: str, sentence: str) -> State[Any]:
 
 
 @contextlib.contextmanager
-def alone(recipe: Recipe) -> Iterator[None]:
+def alone(recipe: Recipe) -> Iterator[Recipe]:
     """Hold the recipe's lease for the block, tag the run with its name; raises `Busy` if another run holds it.
+
+    Yields the recipe narrowed to the capacity that stands for it, if any does.
 
     The step flows of a lifecycle run under the lifecycle's lease. Their heartbeats are off, because waiting for a
     heartbeat thread to end costs every subflow a second, and the run above them has one.
@@ -90,4 +92,4 @@ def alone(recipe: Recipe) -> Iterator[None]:
             _held.add(recipe.name)
             held.callback(_held.discard, recipe.name)
         with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-            yield
+            yield ground.settled(recipe)

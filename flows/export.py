@@ -13,8 +13,8 @@ from tasks.lineage import trace
 @verb("export", description=__doc__)
 def export(recipe: Recipe = Recipe()) -> str:
     """Export a model that passed its gate, unless that is done already."""
-    with alone(recipe):
-        lineage = trace(recipe)
+    with alone(recipe) as settled:
+        lineage = trace(settled)
         model.gate(lineage, lineage.done("score"))
         exported = model.export(lineage)
         return f"exported {exported.key}, largest logit difference {exported.facts['parity_max_abs_diff']:.1e}"

@@ -16,32 +16,33 @@ from flows.preprocess import preprocess
 from flows.score import score
 from flows.serve import serve
 from flows.train import train
-from flows.validate import validate
 from recipes import Recipe
-from tasks import model, summary
-from tasks.job import cluster_of
-from tasks.lineage import STEPS, trace
+from tasks import approval, capacity, model, stack, summary
+from tasks.lineage import STEPS, Lineage, trace
 
 
 @verb("lifecycle", description=__doc__)
 def lifecycle(recipe: Recipe = Recipe()) -> str:
     """Take the recipe from text to a promoted Hugging Face folder, and leave nothing running."""
+    stack.ensure_store(recipe)
     with alone(recipe):
         plan(recipe)  # what it costs, before anything is created; refuses what does not fit
-        cluster_of(recipe)  # and a cluster that cannot be driven
+        approval.ask(recipe)
         build_image(recipe)
-        lineage = trace(recipe)
+        lineage = _furthest(recipe)
         if waiting := lineage.unfinished():
-            with camp(recipe):  # provisioned on the way in; struck on the way out, whatever happens in between
-                preprocess(recipe)
-                if "train" in waiting:
-                    validate(recipe)  # a cluster is proven before it is paid to train
-                train(recipe)
-                score(recipe)
-                export(recipe)
-                serve(recipe)
+            # a cluster is proven before it is paid to train; the camp is struck on the way out, whatever happens
+            with camp(recipe, prove="train" in waiting) as settled:
+                for step in (preprocess, train, score, export, serve):
+                    step(settled)
+            lineage = trace(settled)
         model.promote_once(lineage)
         return summary.show(lineage, skipped=len(STEPS) - len(waiting))
+
+
+def _furthest(recipe: Recipe) -> Lineage:
+    """The lineage on the rung of the capacity ladder on which most is done; a rung decides how many ranks there are."""
+    return min((trace(rung) for rung in capacity.rungs(recipe)), key=lambda lineage: len(lineage.unfinished()))
 
 
 if __name__ == "__main__":

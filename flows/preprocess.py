@@ -13,8 +13,8 @@ from tasks.lineage import trace
 @verb("preprocess", description=__doc__)
 def preprocess(recipe: Recipe = Recipe()) -> str:
     """Make the dataset, unless it is made already."""
-    with alone(recipe):
-        return f"dataset {data.preprocess(trace(recipe)).key}"
+    with alone(recipe) as settled:
+        return f"dataset {data.preprocess(trace(settled)).key}"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ python -m flows.reap .castra/store
 
 import sys
 
-from flows._command import execute, launch, sentences
+from flows._command import EMULATED, REAL, Real, execute, launch, sentences
 from flows._house import verb
 from tasks import stack
 
@@ -17,10 +17,11 @@ def reap(store: str = ".castra/store") -> str:
     return f"{len(left)} resources stand, none past its time" if left else "inventory empty"
 
 
-def main(store: str = ".castra/store") -> None:
+def main(store: str = ".castra/store", *, real: Real = False) -> None:
     """Take down whatever has outlived its time in a store."""
     with sentences():
-        sys.exit(execute(reap, {"store": store}, needs_aws=stack.any_expired(store)))
+        needed = stack.any_expired(store)
+        sys.exit(execute(reap, {"store": store}, sky=REAL if real else EMULATED if needed else None))
 
 
 if __name__ == "__main__":

@@ -20,10 +20,12 @@ def retrain(recipe: Recipe = Recipe(), min_gain: float = 0.0) -> str:
     """
     with alone(recipe):
         current = model.in_use(trace(recipe))
-        lineage = trace(recipe, Ancestor(promotion.place(current.dataset), promotion.place(current.export)))
+        ancestor = Ancestor(promotion.place(current.dataset), promotion.place(current.export))
+        lineage = trace(recipe, ancestor)
         if _nothing_new(lineage, current):
             return _keep(lineage, f"the data is what {current.export} was trained on")
-        with camp(recipe):
+        with camp(recipe, prove=False) as settled:
+            lineage = trace(settled, ancestor)
             data.preprocess(lineage)
             model.train(lineage)
             new, old = model.score(lineage), model.score_other(lineage, promotion.place(current.training))

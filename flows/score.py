@@ -13,8 +13,8 @@ from tasks.lineage import trace
 @verb("score", description=__doc__)
 def score(recipe: Recipe = Recipe()) -> str:
     """Score the model, unless that is done already; fails if the model misses a limit of the gate."""
-    with alone(recipe):
-        lineage = trace(recipe)
+    with alone(recipe) as settled:
+        lineage = trace(settled)
         scored = model.score(lineage)
         model.gate(lineage, scored)
         baselines = ", ".join(f"{name} {value:.3f}" for name, value in sorted(scored.facts["baselines"].items()))

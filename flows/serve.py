@@ -13,8 +13,8 @@ from tasks.lineage import trace
 @verb("serve", description=__doc__)
 def serve(recipe: Recipe = Recipe()) -> str:
     """Check that the exported model speaks, unless that is done already."""
-    with alone(recipe):
-        spoken = model.serve(trace(recipe))
+    with alone(recipe) as settled:
+        spoken = model.serve(trace(settled))
         return f"{len(spoken.facts['samples'])} prompts continued by {spoken.inputs['export']}"
 
 

@@ -13,8 +13,8 @@ from tasks.lineage import trace
 @verb("train", description=__doc__)
 def train(recipe: Recipe = Recipe()) -> str:
     """Train to the recipe's last step, unless that is done already."""
-    with alone(recipe):
-        facts = (trained := model.train(trace(recipe))).facts
+    with alone(recipe) as settled:
+        facts = (trained := model.train(trace(settled))).facts
         return f"trained {trained.key}: loss {facts['loss_first']:.3f} to {facts['loss_last']:.3f}"
 
 

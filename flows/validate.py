@@ -13,8 +13,8 @@ from tasks.lineage import trace
 @verb("validate", description=__doc__)
 def validate(recipe: Recipe = Recipe()) -> str:
     """Run the network check on all ranks; fails if the cluster is not fit to train on."""
-    with alone(recipe):
-        told, proof = check.bucket(recipe), check.network(trace(recipe))
+    with alone(recipe) as settled:
+        told, proof = check.bucket(settled), check.network(trace(settled))
         return f"{proof.ranks} ranks, sums right, all-reduce up to {proof.busbw_gbps:.2f} GB/s busbw; {told}"
 
 

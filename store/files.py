@@ -73,6 +73,15 @@ class FileStore:
     def fetch(self, place: str) -> Path:
         return self._path(place)
 
+    def address(self, place: str) -> str:
+        return str(self._path(place))
+
+    def sizes(self, place: str) -> dict[str, int]:
+        root = self._path(place)
+        with self._sentences():
+            files = [path for path in root.rglob("*") if path.is_file() and not path.name.startswith(".")]
+            return {path.relative_to(root).as_posix(): path.stat().st_size for path in files}
+
     def _path(self, key: str) -> Path:
         return self.root / checked(key)
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from store.objects import Store
@@ -68,13 +67,8 @@ def read_manifest(store: Store, place: Place) -> Manifest | None:
 
 
 def seal(store: Store, place: Place, manifest: Manifest) -> Manifest:
-    """Publish the workspace of `place`, then write the manifest over the files it holds; returns it with the files."""
-    store.publish(place.key)
-    sealed = Manifest(**asdict(manifest) | {"files": _sizes(store.workspace(place.key))})
+    """Write the manifest over the published files of `place`; returns it with the files."""
+    files = {name: size for name, size in store.sizes(place.key).items() if name != MANIFEST}
+    sealed = Manifest(**asdict(manifest) | {"files": files})
     store.put(f"{place.key}/{MANIFEST}", json.dumps(asdict(sealed), indent=1, sort_keys=True).encode())
     return sealed
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
-    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files if path.name != MANIFEST}

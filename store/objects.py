@@ -57,6 +57,12 @@ class Store(Protocol):
     def fetch(self, place: str) -> Path:
         """A folder of this machine that holds the published files of `place`."""
 
+    def address(self, place: str) -> str:
+        """Where jobs on other machines find `place`: a path if the store is a (shared) folder, else a URL."""
+
+    def sizes(self, place: str) -> dict[str, int]:
+        """Relative path → bytes of the published files of `place`; hidden ones are none."""
+
 
 def open_store(url: str) -> Store:
     """Open the store at a folder's path, `file:///folder` or `s3://bucket/prefix`, and prove that it can be written.

@@ -98,6 +98,14 @@ class S3Store:
                     fresh.replace(path)
         return folder
 
+    def address(self, place: str) -> str:
+        return f"{self.url}/{checked(place)}"
+
+    def sizes(self, place: str) -> dict[str, int]:
+        start = len(self._key(place)) + 1
+        found = {one["Key"][start:]: one["Size"] for one in self._found(f"{place}/")}
+        return {name: size for name, size in found.items() if not name.rpartition("/")[2].startswith(".")}
+
     def _key(self, key: str) -> str:
         return self.prefix + checked(key)
 

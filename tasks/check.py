@@ -13,12 +13,12 @@ from clusters import aws
 from recipes import Recipe
 from store.objects import state_folder
 from tasks import report, stack
-from tasks.job import Work, cluster_of, run
+from tasks.ground import place_of
+from tasks.job import Work, run
 from tasks.lineage import Lineage
 from tasks.machines import processes_per_node
 from tasks.policy import PATIENT
 from tasks.watch import Follower
-from training.job import NodeJob
 
 PROBE_BYTES = 1 << 20
 
@@ -40,12 +40,23 @@ def network(lineage: Lineage) -> Proof:
     """Run the all-reduce sweep on all ranks; raises `NotAdmitted` if ranks are missing or a sum is wrong."""
     recipe = lineage.recipe
     ranks_per_node = processes_per_node(recipe)
-    name = f"{recipe.name}-{flow_run.id or 'check'}"
-    told = NodeJob(spec=recipe.model_dump(mode="json"), output=state_folder() / "checks" / name)
+    place = place_of(recipe)
+    # Elsewhere the proof belongs to the cluster that stands, so that a run that was killed finds its own proof again.
+    since = place.ground and "".join(filter(str.isalnum, place.ground.since))
+    name = f"{recipe.name}-{since or flow_run.id or 'check'}"
+    key = f"validate/{name}"
+    output = place.output(key) if place.ground else str(state_folder() / "checks" / name)
     work = Work(
-        "validate", f"validate/{name}", "training.checks.network", told, recipe.cluster.nodes, ranks_per_node, 900
+        "validate",
+        key,
+        "training.checks.network",
+        recipe.model_dump(mode="json"),
+        output,
+        nodes=recipe.cluster.nodes,
+        processes_per_node=ranks_per_node,
+        timeout_s=900,
     )
-    found = run(cluster_of(recipe), work, Follower("validate"))
+    found = run(place, work, Follower("validate"))
     _show(found)
     wanted = recipe.cluster.nodes * ranks_per_node
     if found["ranks"] != wanted or not found["correct"]:

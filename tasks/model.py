@@ -105,7 +105,7 @@ def export(lineage: Lineage) -> Manifest:
     manifest = carry_out(lineage, "export", Program("training.export.hf"), Follower("export"), {"lineage": told})
     facts = manifest.facts
     rows = [
-        {"fact": "folder", "value": str(lineage.store.fetch(manifest.key) / "hf")},
+        {"fact": "folder", "value": f"{lineage.store.address(manifest.key)}/hf"},
         {"fact": "parameters", "value": f"{facts['parameters']:,}"},
         {"fact": "largest logit difference to the trained model", "value": f"{facts['parity_max_abs_diff']:.2e}"},
         {"fact": "allowed", "value": f"{recipe.export.parity_tolerance:.0e}"},

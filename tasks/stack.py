@@ -1,4 +1,4 @@
-"""The ground a run stands on: provisioned by change set, written in the ledger first, struck with proof."""
+"""The ground a run stands on: provisioned by change sets, written in the ledger first, struck with proof."""
 
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -7,17 +7,20 @@ from datetime import UTC, datetime, timedelta
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from clusters import aws, ledger
-from clusters.base import ClusterError
+from clusters import aws, ledger, preflight
+from clusters.base import ClusterError, NoCapacity
 from clusters.inventory import Row, inventory
 from clusters.inventory import reap as reap_expired
 from clusters.inventory import teardown as tear_down
-from clusters.stacks import camp, deploy
+from clusters.kinds import address
+from clusters.stacks import architecture, camp, deploy
+from clusters.stacks import store as storage
 from clusters.stacks.watch import Event
 from recipes import Recipe
+from recipes.spec import LocalCluster
 from store import Store, open_store
-from tasks import report
-from tasks.job import cluster_of
+from tasks import capacity, ground, report
+from tasks.job import NO_CAPACITY
 from tasks.lineage import trace
 from tasks.policy import PATIENT
 
@@ -26,7 +29,11 @@ STANDS = timedelta(hours=24)
 
 
 def needs_aws(recipe: Recipe, verb: str) -> bool:
-    """Whether a flow of this name will talk to AWS: a life with nothing left to do does not."""
+    """Whether a flow of this name will talk to AWS: on this machine, a life with nothing left to do does not."""
+    if verb == "plan":
+        return False
+    if not isinstance(recipe.cluster, LocalCluster) or recipe.store.startswith("s3://"):
+        return True
     if verb in ("provision", "retrain"):
         return True
     if verb in ("lifecycle", "teardown") and ledger.open_entries(open_store(recipe.store), recipe.name):
@@ -36,33 +43,98 @@ def needs_aws(recipe: Recipe, verb: str) -> bool:
 
 def any_expired(store_url: str) -> bool:
     """Whether the ledger of a store names something that has outlived its time."""
-    return bool(ledger.expired(open_store(store_url), datetime.now(UTC)))
+    return store_url.startswith("s3://") or bool(ledger.expired(open_store(store_url), datetime.now(UTC)))
 
 
-@task(task_run_name="deploy camp", cache_policy=NO_CACHE, **PATIENT)
-def provision(recipe: Recipe) -> dict[str, str]:
-    """Deploy the recipe's camp, or find it standing; returns the stack's outputs."""
-    cluster_of(recipe)  # nothing is created for a cluster that cannot be driven
-    store, site = open_store(recipe.store), aws.here()
+def climb(recipe: Recipe, zones: tuple[str, ...] = ()) -> dict[str, str]:
+    """Provision on the first rung whose stacks come up; returns their outputs. Raises `NoCapacity` after the last.
+
+    `zones` are those the network spans, by default all in which the recipe is tried.
+    """
+    located = capacity.located(recipe)
+    missed: list[str] = []
+    for rung in capacity.rungs(located):
+        try:
+            return provision(rung, zones or capacity.zones(located))
+        except NoCapacity as error:
+            missed.append(str(error))
+            report.warn(f"{error}: the next rung of cluster.capacity is tried, if there is one")
+    raise NoCapacity("; ".join(missed))
+
+
+def ensure_store(recipe: Recipe) -> None:
+    """Make the bucket of an s3:// store, where there is none; it is not part of any camp and never struck."""
+    if not recipe.store.startswith("s3://"):
+        return
+    bucket = recipe.store.removeprefix("s3://").partition("/")[0]
+    site = aws.here(None if isinstance(recipe.cluster, LocalCluster) else recipe.cluster.region)
+    if aws.bucket_exists(bucket, site):
+        return
+    report.say(f"store: making the bucket {bucket} in {site}, which will stay")
+    template = storage.template(bucket, tls_only=not site.endpoint)
+    wanted = deploy.Stack(storage.name(bucket), template, {"castra:owner": ledger.owner()}, site)
+    _apply(deploy.propose(wanted), "store")
+
+
+@task(task_run_name="deploy {recipe.name}", cache_policy=NO_CACHE, **PATIENT)
+def provision(recipe: Recipe, zones: tuple[str, ...]) -> dict[str, str]:
+    """Deploy what the recipe's cluster stands on, or find it standing; returns the outputs of its stacks.
+
+    A recipe for AWS must be narrowed to one rung of its capacity ladder. Raises `NoCapacity` if that has no instances.
+    """
+    if isinstance(recipe.cluster, LocalCluster):
+        site = aws.here()
+        return _deploy(recipe, architecture.needed(recipe, tls_only=not site.endpoint), site)
+    site, since = aws.here(recipe.cluster.region), datetime.now(UTC)
+    preflight.check(recipe, site)  # quota, zone, reservation: known before anything is created
+    before, until = ground.read(recipe), capacity.awaited(recipe, site)
+    wanted = architecture.needed(recipe, capacity.rung_of(recipe), zones, tls_only=not site.endpoint)
+    outputs = _deploy(recipe, wanted, site)
+    stands = ground.Ground(
+        address(recipe, site, outputs),
+        recipe.cluster.model_dump(mode="json"),
+        since=before.since if before else since.isoformat(timespec="seconds"),
+        until=until.isoformat(timespec="seconds") if until else "",
+    )
+    ground.write(recipe, stands)
+    return outputs
+
+
+def _deploy(recipe: Recipe, wanted: Iterable[architecture.Wanted], site: aws.Site) -> dict[str, str]:
+    """Bring up stacks, each after those it stands on; returns all of their outputs."""
+    store, rows = open_store(recipe.store), []
+    outputs: dict[str, str] = {}
     expires = datetime.now(UTC) + timedelta(hours=recipe.train.timeout_hours) + STANDS
     claim = ledger.Claim(recipe.name, expires, recipe.keep)
-    entry = ledger.intend(store, claim, "stack", camp.name(recipe.name), asdict(site))
-    proposal = deploy.propose(camp.stack(entry))
-    report.table("change-set", [asdict(change) for change in proposal.changes], f"What deploying {entry.name} changes")
-    _tell(deploy.apply(proposal, entry.token))
-    ledger.created(store, entry, entry.name)
-    return deploy.outputs(entry.name, site)
+    for one in wanted:
+        entry = ledger.intend(store, claim, "stack", one.name, asdict(site))
+        proposal = deploy.propose(deploy.Stack(entry.name, one.template, entry.tags, site))
+        rows += [{"stack": one.name, **asdict(change)} for change in proposal.changes]
+        report.table("change-set", rows, f"What deploying {recipe.name} changes")
+        _apply(proposal, entry.token)
+        ledger.created(store, entry, entry.name)
+        outputs |= deploy.outputs(entry.name, site)
+    return outputs
 
 
-def _tell(events: Iterable[Event]) -> None:
-    for event in events:
-        report.relay([f"{event.logical_id} ({event.type}) {event.status} {event.reason}".strip()])
+def _apply(proposal: deploy.Proposal, token: str) -> None:
+    try:
+        for event in deploy.apply(proposal, token):
+            report.relay([_line(event)])
+    except ClusterError as error:
+        if NO_CAPACITY.search(str(error)):
+            raise NoCapacity(str(error)) from error
+        raise
+
+
+def _line(event: Event) -> str:
+    return f"{event.logical_id} ({event.type}) {event.status} {event.reason}".strip()
 
 
 def bucket(recipe: Recipe) -> tuple[aws.Site, str] | None:
     """Where the scratch bucket of the recipe's camp is, and its name; None if no camp stands."""
     for entry in ledger.open_entries(open_store(recipe.store), recipe.name):
-        if entry.kind == "stack" and entry.state == "created":
+        if entry.kind == "stack" and entry.state == "created" and entry.name == camp.name(recipe.name):
             site = aws.Site(**entry.where)
             return site, deploy.outputs(entry.name, site)["Bucket"]
     return None
@@ -73,7 +145,10 @@ def strike(recipe: Recipe) -> list[Row]:
     store = open_store(recipe.store)
     if not ledger.open_entries(store, recipe.name):
         return []
-    return tear_down(store, recipe.name, tell=lambda line: report.relay([line]))
+    left = tear_down(store, recipe.name, tell=lambda line: report.relay([line]))
+    if not any(row.kept for row in left):
+        ground.strike(recipe)
+    return left
 
 
 @task(name="strike", task_run_name="strike camp", cache_policy=NO_CACHE, **PATIENT)

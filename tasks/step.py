@@ -10,16 +10,15 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from recipes import Recipe
 from store.manifest import Manifest, seal
 from tasks import report
-from tasks.job import Work, cluster_of, run
+from tasks.ground import Place, place_of
+from tasks.job import Work, run
 from tasks.lineage import MADE_FROM, Lineage
 from tasks.machines import processes_per_node
 from tasks.policy import PATIENT
 from tasks.watch import Follower
 from training.data.sources import PYTHON_STDLIB
-from training.job import NodeJob
 
 PART_OF = {"tokenizer": "tokenizer.json", "initial": "hf"}
 """Inputs that are a part of an earlier result, not the whole folder."""
@@ -46,30 +45,46 @@ def carry_out(
     if (found := lineage.manifest(step)) is not None:
         report.say(f"{step}: done already, {found.key}")
         return found
-    cluster = cluster_of(lineage.recipe)
+    place = place_of(lineage.recipe)
     for source in MADE_FROM[step].values():
         lineage.done(source)
     begun = datetime.now(UTC)
-    result = run(cluster, _work(lineage, step, program, told), follower)
+    result = run(place, _work(lineage, step, program, told, place), follower)
+    place.publish(lineage.places[step].key)
     return seal_result(lineage, step, result, begun)
 
 
-def _work(lineage: Lineage, step: str, program: Program, told: Mapping[str, Any]) -> Work:
+def _work(lineage: Lineage, step: str, program: Program, told: Mapping[str, Any], place: Place) -> Work:
     recipe, key = lineage.recipe, lineage.places[step].key
     inputs = {
-        name: lineage.store.fetch(place.key) / PART_OF.get(name, "") for name, place in lineage.inputs(step).items()
+        name: "/".join(filter(None, (place.input(source.key), PART_OF.get(name))))
+        for name, source in lineage.inputs(step).items()
     }
-    node_job = NodeJob(_spec(recipe, step) | dict(told), lineage.store.workspace(key), inputs)
-    work = Work(step, key, program.module, node_job, timeout_s=program.timeout_s, attempts=program.attempts)
+    work = Work(
+        step,
+        key,
+        program.module,
+        _spec(lineage, step, place) | dict(told),
+        place.output(key),
+        inputs,
+        timeout_s=program.timeout_s,
+        attempts=program.attempts,
+    )
     if not program.everywhere:
         return work
     return replace(work, nodes=recipe.cluster.nodes, processes_per_node=processes_per_node(recipe))
 
 
-def _spec(recipe: Recipe, step: str) -> dict[str, Any]:
-    """The recipe as a job reads it: it runs in a folder of its own, so paths that it opens are told in full."""
-    spec = recipe.model_dump(mode="json")
-    if step == "preprocess":
+def _spec(lineage: Lineage, step: str, place: Place) -> dict[str, Any]:
+    """The recipe as a job reads it.
+
+    Here it runs in a folder of its own, so paths that it opens are told in full; elsewhere the text must be what the
+    dataset was named after.
+    """
+    spec = lineage.recipe.model_dump(mode="json")
+    if step == "preprocess" and place.ground:
+        spec["data"]["digest"] = lineage.identities[step]["facts"]["source"]
+    elif step == "preprocess":
         where = {name: spec["data"][name] for name in ("source", "tokenizer")}
         words = (PYTHON_STDLIB, "train")
         spec["data"] |= {name: told if told in words else str(Path(told).absolute()) for name, told in where.items()}

@@ -28,17 +28,17 @@ def show(lineage: Lineage, skipped: int) -> str:
 def _facts(lineage: Lineage, done: dict[str, Manifest], costs: list[dict[str, str]]) -> dict[str, str]:
     trained, scored, exported = done["train"].facts, done["score"].facts, done["export"].facts
     baselines = ", ".join(f"{name} {value:.3f}" for name, value in sorted(scored["baselines"].items()))
-    folder = lineage.store.fetch(done["export"].key) / "hf"
+    folder = f"{lineage.store.address(done['export'].key)}/hf"
     return {
         "data": f"{done['preprocess'].facts['train']['tokens']:,} tokens to train on",
         "training loss": f"{trained['loss_first']:.3f} → {trained['loss_last']:.3f} in {trained['steps']} steps "
         f"({report.clock(trained['seconds'])}, {trained['tokens_per_second']:,.0f} tokens/s)",
         "bits per held-out byte": f"{scored['bits_per_byte']:.3f} ({baselines})",
-        "export": str(folder),
+        "export": folder,
         "largest logit difference": f"{exported['parity_max_abs_diff']:.1e}",
         "weights, SHA-256": exported["weights_sha256"],
         "cost": "; ".join(f"{row['what']} {row['usd']}" for row in costs),
-        "try it": f"AutoModelForCausalLM.from_pretrained({str(folder)!r})",
+        "try it": f"AutoModelForCausalLM.from_pretrained({folder!r})",
         "again, on new data": "python -m flows.retrain RECIPE",
         "all of it in the browser": "make ui",
     }

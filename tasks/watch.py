@@ -6,8 +6,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from clusters.base import Cluster, State, Status
+from clusters.base import NoCapacity, State, Status
+from recipes import Recipe
+from recipes.spec import LocalCluster
 from tasks import report
+from tasks.ground import Place
 from training.job import MARK
 
 QUICKEST_S, SLOWEST_S = 0.1, 2.0
@@ -67,16 +70,43 @@ class Follower:
         self.history.append((done, metrics))
 
 
-def follow(cluster: Cluster, job_id: str, follower: Follower) -> Status:
-    """Watch a job to its end. The log is read once more after the end, so that its last words are heard."""
+def follow(place: Place, job_id: str, follower: Follower) -> Status:
+    """Watch a job to its end. The log is read once more after the end, so that its last words are heard.
+
+    Raises `NoCapacity` if the job waits for its instances longer than the recipe's patience.
+    """
     cursor, pause, follower.error = "", QUICKEST_S, ""
+    waiting = Waiting(place.recipe)
     with report.progress(follower.step) as bar:
         while True:
-            status = cluster.status(job_id)
-            lines, cursor = cluster.logs(job_id, cursor)
+            status = place.watcher.status(job_id)
+            waiting.look(follower.step, status)
+            lines, cursor = place.watcher.logs(job_id, cursor)
             for line in lines:
                 follower.take(line, bar)
             if status.state.done and not lines:
                 return status
             pause = QUICKEST_S if lines or status.state is State.QUEUED else min(pause * 1.3, SLOWEST_S)
             time.sleep(pause)
+
+
+class Waiting:
+    """How long a job has waited for its instances."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        cluster = recipe.cluster
+        self._patience_s = float("inf") if isinstance(cluster, LocalCluster) else cluster.patience_minutes * 60
+        self._since, self._told = time.monotonic(), ""
+
+    def look(self, step: str, status: Status) -> None:
+        """Tell what a queued job waits for; raises `NoCapacity` when that takes too long."""
+        if status.state is not State.QUEUED:
+            self._since = time.monotonic()
+            return
+        if status.reason and status.reason != self._told:
+            self._told = status.reason
+            report.say(f"{step}: queued, {status.reason}")
+        if (waited := time.monotonic() - self._since) > self._patience_s:
+            raise NoCapacity(
+                f"{step}: no instances within {report.clock(waited)} ({status.reason or 'no reason was given'})"
+            )

@@ -10,13 +10,16 @@ from clusters import aws
 from clusters.aws import Site
 from emulator import aws as emulated
 from emulator.aws import Emulator
+from emulator.guests import SHARE
 
 
 @pytest.fixture(scope="session")
 def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
-    """A running emulator."""
-    with emulated.running(tmp_path_factory.mktemp("emulator")) as running:
-        yield running
+    """A running emulator; its guests share the folders of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SHARE, str(tmp_path_factory.getbasetemp()))
+        with emulated.running(tmp_path_factory.mktemp("emulator")) as running:
+            yield running
 
 
 @pytest.fixture

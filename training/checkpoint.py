@@ -12,6 +12,7 @@ import io
 import json
 import os
 import shutil
+import time
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
 MANIFEST: Final = "manifest.json"
 BYTES_PER_WEIGHT: Final = 12
 """fp32 weight and two fp32 moments (Rajbhandari et al., "ZeRO", 2020, section 3.1)."""
+COLLECTED: Final = ".collected"
+"""Below a run's output, for a moment: a checkpoint that was put together from several nodes."""
+PIECE: Final = 64 << 20
+"""Bytes that travel at once from one node's disk to another's."""
+UPLOAD_POLL_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +70,12 @@ def save(output: Path, step: int, engine: "Engine", identity: Identity, world: W
     final = path_of(output, step)
     fresh = final.with_name(f".{final.name}.fresh")
     with world.agreed():
-        if world.rank == 0:
+        if world.keeper:
             _make(fresh, output)
     engine.save(fresh)
     world.barrier()
-    digests = world.gather(_digests(_files(fresh)[world.rank :: world.size], fresh, sync=True))
-    if world.rank == 0:
+    digests = world.gather(_digests(_files(fresh)[world.share], fresh, sync=True))
+    if world.keeper:
         files = {name: told for share in digests for name, told in share.items()}
         write_json(fresh / MANIFEST, {"step": step, **asdict(identity), "files": files})
         _publish(fresh, final)
@@ -77,12 +83,47 @@ def save(output: Path, step: int, engine: "Engine", identity: Identity, world: W
     return final
 
 
-def prune(output: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints; call it once a newer one is complete, on one rank."""
-    for old in _all(output)[:-keep]:
+def prune(output: Path, keep: int, world: World) -> None:
+    """Delete all but the newest `keep` checkpoints; call it once a newer one is complete, on all ranks.
+
+    Where a node program uploads what is written here, it names in the folder CASTRA_UPLOADED what of this node it has
+    uploaded: before that a checkpoint is not deleted, and the ranks wait, so that one always gets there in the end.
+    """
+    outdated = _all(output)[:-keep] if world.keeper else []
+    if uploaded := os.environ.get("CASTRA_UPLOADED"):
+        marks = [Path(uploaded) / old.name for old in outdated if (old / MANIFEST).exists()]
+        while not all(world.gather(all(mark.exists() for mark in marks))):
+            time.sleep(UPLOAD_POLL_S)
+    for old in outdated:
         doomed = old.with_name(f".{old.name}.old")
         old.rename(doomed)
         shutil.rmtree(doomed)
+
+
+def collect(checkpoint: Path, world: World) -> Path:
+    """Return where rank 0 finds all files of a complete checkpoint; every rank must call it.
+
+    That is the checkpoint itself or, where the nodes share no folder, one beside it for which rank 0 is sent the files
+    of the other nodes. It may be deleted after use.
+    """
+    files = json.loads((checkpoint / MANIFEST).read_text())["files"]
+    here = {name for name in files if (checkpoint / name).exists()}
+    holders = world.gather(here if world.keeper else set())
+    missing = sorted(set(files) - holders[0])
+    if not missing:
+        return checkpoint
+    whole = checkpoint.parents[1] / COLLECTED
+    if world.rank == 0:
+        shutil.rmtree(whole, ignore_errors=True)
+        for name in sorted(here):
+            (whole / name).parent.mkdir(parents=True, exist_ok=True)
+            (whole / name).hardlink_to(checkpoint / name)
+        shutil.copy(checkpoint / MANIFEST, whole)
+    for name in missing:
+        holder = next(rank for rank, names in enumerate(holders) if name in names)
+        source = checkpoint / name if world.rank == holder else whole / name
+        _pass_on(source, files[name][0], holder, world)
+    return whole
 
 
 def latest(run_output: Path, world: World | None = None) -> Path | None:
@@ -90,8 +131,9 @@ def latest(run_output: Path, world: World | None = None) -> Path | None:
 
     A damaged one is skipped with a line in the log. With a `world`, all ranks must call it and share the reading.
     """
-    found = _all(run_output)
-    for checkpoint in reversed(world.gather(found)[0] if world else found):
+    found = [checkpoint.name for checkpoint in _all(run_output)]
+    for name in reversed(world.gather(found)[0] if world else found):
+        checkpoint = _place(run_output) / name
         flaw = _flaw(checkpoint, world)
         if flaw is None:
             return checkpoint
@@ -133,6 +175,26 @@ def check_room(needed: int, output: Path) -> None:
             f"a checkpoint needs {needed / 1e6:.1f} MB and the disk of {output} has {free / 1e6:.1f} MB free; "
             "free space or lower train.keep_checkpoints"
         )
+
+
+def _pass_on(path: Path, size: int, holder: int, world: World) -> None:
+    """Copy a file of the holder's to rank 0, piece by piece; all ranks keep step, so that none waits for long."""
+    import torch
+    from torch import distributed
+
+    for begin in range(0, size, PIECE):
+        piece = torch.empty(min(PIECE, size - begin), dtype=torch.uint8)
+        if world.rank == holder:
+            with path.open("rb") as file:
+                file.seek(begin)
+                file.readinto(piece.numpy().data)
+            distributed.send(piece, 0)
+        elif world.rank == 0:
+            distributed.recv(piece, holder)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as file:
+                file.write(piece.numpy().data)
+        world.barrier()
 
 
 def _place(output: Path) -> Path:
@@ -194,11 +256,10 @@ def _digests(names: Sequence[str], checkpoint: Path, *, sync: bool = False) -> d
 
 def _flaw(checkpoint: Path, world: World | None) -> str | None:
     """Return what is wrong with a checkpoint, or None; the ranks of a world each read a share of it."""
-    rank, size = (world.rank, world.size) if world else (0, 1)
     flaw: str | None = None
     try:
         told = json.loads((checkpoint / MANIFEST).read_text())["files"]
-        mine = sorted(told)[rank::size]
+        mine = sorted(told)[world.share if world else slice(None)]
         found = _digests(mine, checkpoint)
         flaw = next((f"{name} is damaged" for name in mine if list(found[name]) != told[name]), None)
     except (OSError, ValueError, KeyError, TypeError) as problem:

@@ -31,6 +31,19 @@ class World:
     node: int
     nodes: int
     device: "torch.device"
+    private: bool = False
+    """Whether every node has an output folder of its own, which the others do not see."""
+
+    @property
+    def keeper(self) -> bool:
+        """Whether this rank makes and removes the files of a folder that several ranks write to."""
+        return self.local_rank == 0 if self.private else self.rank == 0
+
+    @property
+    def share(self) -> slice:
+        """This rank's part of the files of an output folder that several ranks see."""
+        ranks = self.size // self.nodes
+        return slice(self.local_rank, None, ranks) if self.private else slice(self.rank, None, self.size)
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
@@ -122,4 +135,4 @@ def join() -> World:
         rank=rank,
         world_size=size,
     )
-    return World(rank, size, local_rank, node, nodes, device)
+    return World(rank, size, local_rank, node, nodes, device, os.environ.get("CASTRA_PRIVATE_OUTPUT") == "1")

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -57,9 +58,11 @@ def train(job: NodeJob, world: World) -> None:
     if world.rank == 0:
         _introduce(job, world, share, start)
     loop.run(start)
+    final = checkpoint.collect(checkpoint.path_of(job.output, settings["steps"]), world)
     world.part()
     if world.rank == 0:
-        job.finish(_result(job, world, loop.journal.records(), start))
+        job.finish(_result(job, world, loop.journal.records(), start, final))
+        shutil.rmtree(job.output / checkpoint.COLLECTED, ignore_errors=True)
 
 
 def learning_rate(step: int, settings: dict[str, Any]) -> float:
@@ -180,8 +183,8 @@ class Loop:
         if self._world.rank == 0:
             self.journal.sync()
         saved = checkpoint.save(self._job.output, step, self._engine, self._identity, self._world)
+        checkpoint.prune(self._job.output, self._settings["keep_checkpoints"], self._world)
         if self._world.rank == 0:
-            checkpoint.prune(self._job.output, self._settings["keep_checkpoints"])
             say("checkpoint", step=step, name=saved.name)
 
 
@@ -304,13 +307,12 @@ def _memory_gib(world: World) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
 
-def _result(job: NodeJob, world: World, told: list[dict[str, float]], start: int) -> dict[str, Any]:
-    """Sum the run up, over all its attempts; the weights are read back from the checkpoint on the disk."""
+def _result(job: NodeJob, world: World, told: list[dict[str, float]], start: int, final: Path) -> dict[str, Any]:
+    """Sum the run up, over all its attempts; the weights are read back from the final checkpoint on the disk."""
     from training import checkpoint
     from training.model import build, weights_sha256
 
     settings = job.spec["train"]
-    final = checkpoint.path_of(job.output, settings["steps"])
     model = build(job.spec["model"], job.spec["data"]["sequence_length"])
     checkpoint.load_weights(final, model)
     tokens = settings["steps"] * settings["global_batch_size"] * job.spec["data"]["sequence_length"]
@@ -322,7 +324,7 @@ def _result(job: NodeJob, world: World, told: list[dict[str, float]], start: int
         "tokens": tokens,
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
-        "checkpoint": final.relative_to(job.output).as_posix(),
+        "checkpoint": checkpoint.path_of(job.output, settings["steps"]).relative_to(job.output).as_posix(),
         "weights_sha256": weights_sha256(model),
         "world_size": world.size,
         "strategy": job.spec["parallel"]["strategy"],

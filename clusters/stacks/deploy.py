@@ -244,10 +244,21 @@ def _delete(stack_id: str, site: Site, token: str) -> Iterator[Event]:
 
 def _empty_buckets(stack_id: str, site: Site) -> None:
     client = aws.cloudformation(site)
+    kept = _retained(stack_id, site)
     for page in client.get_paginator("list_stack_resources").paginate(StackName=stack_id):
         for row in page["StackResourceSummaries"]:
-            if row["ResourceType"] == "AWS::S3::Bucket" and row["ResourceStatus"] != "DELETE_COMPLETE":
+            bucket = row["ResourceType"] == "AWS::S3::Bucket" and row["LogicalResourceId"] not in kept
+            if bucket and row["ResourceStatus"] != "DELETE_COMPLETE":
                 _empty(row.get("PhysicalResourceId", ""), site)
+
+
+def _retained(stack_id: str, site: Site) -> set[str]:
+    """The logical ids of what outlives its stack: its contents are not ours to delete."""
+    client = aws.cloudformation(site)
+    body: Any = client.get_template(StackName=stack_id, TemplateStage="Original")["TemplateBody"]
+    told = json.loads(body) if isinstance(body, str) else body
+    resources = told.get("Resources", {}).items()
+    return {name for name, made in resources if made.get("DeletionPolicy", "Delete") != "Delete"}
 
 
 def _empty(bucket: str, site: Site) -> None:

@@ -60,7 +60,7 @@ def bring(stack: deploy.Stack, token: str = "token") -> list[deploy.Event]:
     return list(deploy.apply(deploy.propose(stack), token))
 
 
-@pytest.mark.parametrize("more", [{}, {"nat": True}, {"zone": "us-west-2b"}, {"tls_only": False}])
+@pytest.mark.parametrize("more", [{}, {"nat": True}, {"zones": ("us-west-2b",)}, {"tls_only": False}])
 def test_the_camp_is_clean_by_cfn_lint(more: dict[str, Any]) -> None:
     found = lint(json.dumps(camp.template(**more)), config=ManualArgs(regions=["us-west-2"]))
     assert [str(match) for match in found] == []

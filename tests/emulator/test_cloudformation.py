@@ -70,7 +70,8 @@ def resources(**parts: Any) -> dict[str, Any]:
     [
         (resources(X={"Type": "AWS::Nope::Thing"}), r"Unrecognized resource types: \[AWS::Nope::Thing\]"),
         (resources(X={**GROUP, "Properties": {"Colour": "red"}}), "not emulated properties: Colour"),
-        (resources(X={**GROUP, "DeletionPolicy": "Retain"}), "DeletionPolicy is not emulated"),
+        (resources(X={**GROUP, "CreationPolicy": {}}), "CreationPolicy is not emulated"),
+        (resources(X={**GROUP, "DeletionPolicy": "Snapshot"}), "DeletionPolicy Snapshot is not emulated"),
         (resources(X={"Type": "AWS::EC2::VPC"}), "missing properties: CidrBlock"),
         (resources(X={**GROUP, "DependsOn": "Y"}), r"Unresolved resource dependencies \[Y\]"),
         (resources(X={**GROUP, "Properties": {"LogGroupName": {"Ref": "Z"}}}), r"Unresolved .*\[Z\]"),
@@ -250,5 +251,7 @@ def test_functions_conditions_and_parameters(sky: Sky) -> None:
 
 
 def test_what_the_api_does_not_offer_is_an_error(sky: Sky) -> None:
-    with pytest.raises(ClientError, match="not emulated here"):
-        sky.stacks.create_stack(StackName="direct", TemplateBody=json.dumps(resources(A=GROUP)))
+    with pytest.raises(ClientError, match="DetectStackDrift is not emulated here"):
+        sky.stacks.detect_stack_drift(StackName="any")
+    with pytest.raises(ClientError, match="OnFailure DELETE is not emulated here"):
+        sky.stacks.create_stack(StackName="direct", TemplateBody=json.dumps(resources(A=GROUP)), OnFailure="DELETE")

@@ -20,6 +20,7 @@ def test_a_result_is_done_when_its_manifest_is_there(store: Store) -> None:
 def test_a_result_that_lost_a_file_is_not_done(store: Store) -> None:
     for name in ("a", "b"):
         (store.workspace(PLACE.key) / name).write_text(name)
+    store.publish(PLACE.key)
     seal(store, PLACE, Manifest("train", "tiny", PLACE.fingerprint, {}))
     store.delete(f"{PLACE.key}/b")
     assert read_manifest(store, PLACE) is None
@@ -27,6 +28,7 @@ def test_a_result_that_lost_a_file_is_not_done(store: Store) -> None:
 
 def test_hidden_files_are_not_part_of_a_result(store: Store) -> None:
     (store.workspace(PLACE.key) / ".weights.123").write_text("half")
+    store.publish(PLACE.key)
     assert seal(store, PLACE, Manifest("train", "tiny", PLACE.fingerprint, {})).files == {}
     assert store.keys(PLACE.key) == [f"{PLACE.key}/manifest.json"]
     assert read_manifest(store, PLACE)

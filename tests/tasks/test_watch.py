@@ -7,7 +7,6 @@ import pytest
 from clusters.base import Cluster, State, Status, Unreachable
 from recipes import Recipe
 from tasks import report
-from tasks.job import cluster_of
 from tasks.policy import Interrupted, passing
 from tasks.watch import Follower, follow
 from training.job import MARK
@@ -69,12 +68,6 @@ def test_only_what_passes_by_itself_is_tried_again(error: Exception, again: bool
     from prefect.states import Failed
 
     assert passing(None, None, Failed(data=error)) is again  # type: ignore[arg-type]  # it looks at the state only
-
-
-def test_a_cluster_without_an_adapter_is_refused_in_one_sentence() -> None:
-    cloud = Recipe.model_validate({"cluster": {"kind": "batch", "instance_type": "p5.48xlarge"}})
-    with pytest.raises(Exception, match="add --rehearse"):
-        cluster_of(cloud)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.clusters.yard import wait_until
+from tests.sky import emulator, site
+from tests.training.hosts import Hosts
 from tests.training.nursery import Nursery, spec, write_dataset, write_job
+
+__all__ = ["emulator", "site"]
 
 Trained = Callable[[str], Path]
 
@@ -40,3 +45,12 @@ def trained(nursery: Nursery, dataset: Path, tmp_path_factory: pytest.TempPathFa
         return finished[strategy]
 
     return run
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    """Nodes on this machine, none of whose processes may be left."""
+    hosts = Hosts(tmp_path)
+    yield hosts
+    hosts.close()
+    wait_until(lambda: not hosts.yard.processes(), 10)

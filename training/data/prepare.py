@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from training.alone import alone
 from training.data import tokens
 from training.data.clean import Dropped, Limits, clean
 from training.data.dedup import Seen, fingerprint
-from training.data.sources import Document, SourceError, documents, read
+from training.data.sources import Document, SourceError, documents, inventory, read
 from training.job import NodeJob, progress, say, write_json
 
 TOKENIZER_BYTES: Final = 10_000_000
@@ -54,6 +54,7 @@ def prepare(job: NodeJob) -> None:
     output.mkdir(parents=True, exist_ok=True)
     limits = Limits(data["min_chars"], data["max_chars"])
     listed = documents(data["source"], data["include"], data["max_documents"])
+    _same_text(listed, data)
     kept, dropped = select(listed, limits, data["near_duplicate"])
     train, held_out = split(kept, data["held_out"])
     say("selected", train=len(train), held_out=len(held_out), dropped=dropped)
@@ -74,6 +75,16 @@ def prepare(job: NodeJob) -> None:
     result = _summary(facts)
     job.finish(result)
     say("prepared", seconds=round(time.monotonic() - began, 1), **result)
+
+
+def _same_text(listed: Sequence[Document], data: Mapping[str, Any]) -> None:
+    """Refuse text that is not what the control plane named this dataset after, where it told its digest."""
+    wanted = data.get("digest")
+    if wanted and wanted != (found := str(inventory(listed)["digest"])):
+        raise SourceError(
+            f"data.source {data['source']!r} holds other text on this node (digest {found[:12]}) than where the run "
+            f"was started ({wanted[:12]}): put the same files, or the same Python, on both"
+        )
 
 
 def select(listed: Sequence[Document], limits: Limits, threshold: float) -> tuple[list[Kept], dict[str, int]]:

@@ -1,0 +1,105 @@
+"""Look before anything is paid: whether this machine and this account have what a recipe needs, a line for each."""
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+
+from prefect.client.orchestration import get_client
+from rich.markup import escape
+
+from clusters import aws, preflight, validators
+from clusters.base import ClusterError
+from clusters.preflight import Finding
+from recipes import Recipe
+from recipes.spec import LocalCluster, SlurmCluster
+from store import StoreError, open_store
+from store.objects import state_folder
+from tasks import capacity, report
+
+ROOM_GB = 5.0
+"""What an environment, a miniature's results and a few checkpoints take. Unit: GB (10^9 bytes)."""
+
+
+def look(recipe: Recipe) -> list[Finding]:
+    """Everything that can be known without creating anything; shows it in the UI and on the terminal."""
+    found = [finding for examine in _EXAMINATIONS for finding in _guarded(examine, recipe)]
+    report.table("check", [_row(finding) for finding in found], f"What {recipe.name} needs, and whether it is there")
+    for finding in found:
+        mark = "[green]✓[/]" if finding.ok else "[bold red]✗[/]"
+        fix = "" if finding.ok else f"\n    To fix: {escape(finding.fix)}"
+        report.CONSOLE.print(f"{mark} {escape(finding.what)}: {escape(finding.detail)}{fix}", soft_wrap=True)
+    return found
+
+
+def _guarded(examine: Callable[[Recipe], Iterator[Finding]], recipe: Recipe) -> Iterator[Finding]:
+    try:
+        yield from examine(recipe)
+    except (ClusterError, StoreError) as error:
+        what = examine.__name__.strip("_").replace("_", " ")
+        yield Finding(what, False, str(error), str(error).rpartition(": ")[2])
+
+
+def _recipe(recipe: Recipe) -> Iterator[Finding]:
+    problems = validators.problems(recipe)
+    for problem in problems:
+        yield Finding("recipe", False, problem, "change the recipe as it says")
+    if not problems:
+        yield Finding("recipe", True, f"{recipe.cluster.kind}, {recipe.cluster.nodes} nodes", "")
+
+
+def _machine(recipe: Recipe) -> Iterator[Finding]:
+    for package, extra in (("torch", "train"), ("moto", "local")):
+        if package == "torch" and not isinstance(recipe.cluster, LocalCluster):
+            continue
+        there = importlib.util.find_spec(package) is not None
+        yield Finding(f"package {package}", there, "installed" if there else "missing", f"uv sync --extra {extra}")
+    folder = state_folder()
+    free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free / 1e9
+    yield Finding("disk", free > ROOM_GB, f"{free:.0f} GB free for {folder}", "free some space, or set CASTRA_STATE")
+
+
+def _tools(recipe: Recipe) -> Iterator[Finding]:
+    if not isinstance(recipe.cluster, SlurmCluster):
+        return
+    wanted = {"ssh": "install an OpenSSH client"}
+    if recipe.cluster.flavour == "parallelcluster" and not os.environ.get("CASTRA_PCLUSTER"):
+        wanted["pcluster"] = "uv tool install --python 3.12 aws-parallelcluster (it needs node), or set CASTRA_PCLUSTER"
+    for tool, fix in wanted.items():
+        place = shutil.which(tool)
+        yield Finding(f"tool {tool}", place is not None, place or "not on PATH", fix)
+
+
+def _server(_: Recipe) -> Iterator[Finding]:
+    with get_client(sync_client=True) as client:
+        problem = client.api_healthcheck()
+        url = str(client.api_url).removesuffix("/api")
+    yield Finding("Prefect server", problem is None, f"{url} answers", "check PREFECT_API_URL, or unset it")
+
+
+def _store(recipe: Recipe) -> Iterator[Finding]:
+    if recipe.store.startswith("s3://"):
+        bucket = recipe.store.removeprefix("s3://").partition("/")[0]
+        region = None if isinstance(recipe.cluster, LocalCluster) else recipe.cluster.region
+        if not aws.bucket_exists(bucket, aws.here(region)):
+            yield Finding("store", True, f"bucket {bucket} will be made by flows.provision", "")
+            return
+    yield Finding("store", True, f"{open_store(recipe.store).url} can be written", "")
+
+
+def _account(recipe: Recipe) -> Iterator[Finding]:
+    """Credentials first: without them nothing else can be asked."""
+    if isinstance(recipe.cluster, LocalCluster) or validators.problems(recipe):
+        return
+    site = aws.here(recipe.cluster.region)
+    for rung in capacity.rungs(recipe):
+        yield from preflight.findings(rung, site)
+
+
+def _row(finding: Finding) -> dict[str, str]:
+    told = asdict(finding)
+    return {"": "ok" if finding.ok else "fix", **{name: str(told[name]) for name in ("what", "detail", "fix")}}
+
+
+_EXAMINATIONS = (_recipe, _machine, _tools, _server, _store, _account)
