@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from clusters import aws, keeper, ledger, once
+from clusters import aws, keeper, ledger, once, parallelcluster
 from clusters.aws import Site
 from clusters.base import Cluster, ClusterError, Unreachable
 from clusters.kinds import attach
@@ -73,8 +73,8 @@ def _take_down(
 ) -> list[Row]:
     entries = _ours(store, run)
     jobs = [entry for entry in reversed(entries) if entry.kind == "job"]
-    stacks = [entry for entry in reversed(entries) if entry.kind == "stack"]
-    failures = [failure for entry in (*jobs, *stacks) if due(entry) and (failure := _end(store, entry, tell))]
+    grounds = [entry for entry in reversed(entries) if entry.kind != "job"]
+    failures = [failure for entry in (*jobs, *grounds) if due(entry) and (failure := _end(store, entry, tell))]
     if not failures:  # what only the tags know: its site is asked once all others have answered
         strays = [entry for entry, _ in _unrecorded(entries, run, site) if due(entry)]
         failures = [failure for entry in reversed(strays) if (failure := _end(store, entry, tell))]
@@ -91,6 +91,8 @@ def _end(store: Store, entry: Entry, tell: Callable[[str], None]) -> ClusterErro
             tell(f"{entry.kind} {entry.name}: gone together with its emulator")
         elif entry.kind == "stack":
             _delete_stack(entry, tell)
+        elif entry.kind == "pcluster":
+            parallelcluster.delete(Site(**entry.where), entry.name, tell)
         else:
             _cancel_job(store, entry, tell)
     except ClusterError as error:
@@ -138,6 +140,9 @@ def _state(store: Store, entry: Entry) -> str:
         job = entry.id or cluster.find(entry.name)
         return str(cluster.status(job).state) if job else "missing"
     site = Site(**entry.where)
+    if entry.kind == "pcluster":
+        described = parallelcluster.describe(site, entry.name)
+        return str(described["clusterStatus"]) if described else "missing"
     with aws.sentences(site, f"stack {entry.name}"):
         there = watch.look(entry.name, site)
     return there["StackStatus"] if there else "missing"
@@ -145,8 +150,8 @@ def _state(store: Store, entry: Entry) -> str:
 
 def _unrecorded(entries: list[Entry], run: str | None, site: Site | None) -> Iterator[tuple[Entry, str]]:
     """The stacks that carry our tags and have no open entry, told as entries, oldest first; and their status."""
-    sites = {Site(**entry.where) for entry in entries if entry.kind == "stack"} | ({site} if site else set())
-    recorded = {(Site(**entry.where), entry.name) for entry in entries if entry.kind == "stack"}
+    recorded = {(Site(**entry.where), entry.name) for entry in entries if entry.kind != "job"}
+    sites = {place for place, _ in recorded} | ({site} if site else set())
     for place in sorted(sites, key=str):
         if aws.vanished(place):
             continue

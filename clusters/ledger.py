@@ -18,7 +18,8 @@ from clusters.base import Refused
 from store import Conflict, Store
 from store.objects import Versioned
 
-Kind = Literal["job", "stack"]
+Kind = Literal["job", "stack", "pcluster"]
+"""pcluster is a cluster of AWS ParallelCluster, whose stacks its own command line makes and deletes."""
 
 
 def owner() -> str:

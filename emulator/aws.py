@@ -58,6 +58,7 @@ def start(
     place = Path(tempfile.mkdtemp(prefix="emulator-", dir=folder))
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     settings = {"CASTRA_EMULATOR_PACE_S": str(pace_s), "MOTO_IAM_LOAD_MANAGED_POLICIES": "true"}
+    settings |= {"CASTRA_EMULATOR_FOLDER": str(place)}
     if share:
         settings[SHARE] = os.pathsep.join(str(one.resolve()) for one in share)
     at = str(port) if port else keeper.PORT

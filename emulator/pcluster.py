@@ -41,6 +41,10 @@ EVENTS = "get-cluster-stack-events"
 Json = dict[str, Any]
 
 
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 class Refusal(Exception):
     """The command line answers with exit code 1 and this."""
 
@@ -61,9 +65,10 @@ class Cluster:
     head: Json = field(default_factory=dict)
     events: list[Json] = field(default_factory=list)
     failures: list[Json] = field(default_factory=list)
-    created: str = field(default_factory=lambda: _now())
+    created: str = field(default_factory=_now)
     slurm: SlurmGuests | None = None
     folder: Path = Path()
+    _work: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def nodes(self) -> int:
@@ -77,17 +82,20 @@ class Cluster:
         return str(self.configuration["Scheduling"]["SlurmQueues"][0]["Name"])
 
     def begin(self, verb: str, work: Callable[[], None]) -> None:
-        """Do something to the cluster in the background; its status says how far that is."""
-        self._becomes(f"{verb}_IN_PROGRESS")
+        """Do something to the cluster in the background, after what is under way; its status says how far that is."""
+        doing = f"{verb}_IN_PROGRESS"
+        self._becomes(doing)
 
         def done() -> None:
-            try:
-                work()
-            except (RuntimeError, OSError, ValueError) as error:
-                self.failures = [{"failureCode": "HeadNodeBootstrapFailure", "failureReason": str(error)}]
-                self._becomes(f"{verb}_FAILED", str(error))
-            else:
-                self._becomes(f"{verb}_COMPLETE")
+            ended, reason = f"{verb}_COMPLETE", ""
+            with self._work:
+                try:
+                    work()
+                except (RuntimeError, OSError, ValueError) as error:
+                    ended, reason = f"{verb}_FAILED", str(error)
+                    self.failures = [{"failureCode": "HeadNodeBootstrapFailure", "failureReason": reason}]
+                if self.status == doing:
+                    self._becomes(ended, reason)
 
         threading.Thread(target=done, daemon=True).start()
 
@@ -209,8 +217,6 @@ def _update(told: Any) -> Json:
 
 def _delete(told: Any) -> Json:
     found = _found(told)
-    if found.status == "CREATE_IN_PROGRESS":
-        raise Refusal(f"Cluster {found.name} is being created.")
 
     def work() -> None:
         found.lower_slurm()
@@ -285,10 +291,6 @@ def _problems(queue: Any) -> list[str]:
         if reserved and reservations.find(reserved) is None:
             wrong.append(f"CapacityReservationValidator: The capacity reservation '{reserved}' does not exist")
     return wrong
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def main(argv: list[str]) -> int:

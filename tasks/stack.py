@@ -1,5 +1,7 @@
 """The ground a run stands on: provisioned by change sets, written in the ledger first, struck with proof."""
 
+import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -7,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from clusters import aws, ledger, preflight
+from clusters import aws, ledger, parallelcluster, preflight
 from clusters.base import ClusterError, NoCapacity
 from clusters.inventory import Row, inventory
 from clusters.inventory import reap as reap_expired
@@ -17,7 +19,7 @@ from clusters.stacks import architecture, camp, deploy
 from clusters.stacks import store as storage
 from clusters.stacks.watch import Event
 from recipes import Recipe
-from recipes.spec import LocalCluster
+from recipes.spec import LocalCluster, SlurmCluster
 from store import Store, open_store
 from tasks import capacity, ground, report
 from tasks.job import NO_CAPACITY
@@ -90,6 +92,8 @@ def provision(recipe: Recipe, zones: tuple[str, ...]) -> dict[str, str]:
     before, until = ground.read(recipe), capacity.awaited(recipe, site)
     wanted = architecture.needed(recipe, capacity.rung_of(recipe), zones, tls_only=not site.endpoint)
     outputs = _deploy(recipe, wanted, site)
+    if isinstance(recipe.cluster, SlurmCluster) and recipe.cluster.flavour == "parallelcluster":
+        outputs |= _parallelcluster(recipe, recipe.cluster, site, outputs, before)
     stands = ground.Ground(
         address(recipe, site, outputs),
         recipe.cluster.model_dump(mode="json"),
@@ -104,10 +108,8 @@ def _deploy(recipe: Recipe, wanted: Iterable[architecture.Wanted], site: aws.Sit
     """Bring up stacks, each after those it stands on; returns all of their outputs."""
     store, rows = open_store(recipe.store), []
     outputs: dict[str, str] = {}
-    expires = datetime.now(UTC) + timedelta(hours=recipe.train.timeout_hours) + STANDS
-    claim = ledger.Claim(recipe.name, expires, recipe.keep)
     for one in wanted:
-        entry = ledger.intend(store, claim, "stack", one.name, asdict(site))
+        entry = ledger.intend(store, _claim(recipe), "stack", one.name, asdict(site))
         proposal = deploy.propose(deploy.Stack(entry.name, one.template, entry.tags, site))
         rows += [{"stack": one.name, **asdict(change)} for change in proposal.changes]
         report.table("change-set", rows, f"What deploying {recipe.name} changes")
@@ -117,14 +119,47 @@ def _deploy(recipe: Recipe, wanted: Iterable[architecture.Wanted], site: aws.Sit
     return outputs
 
 
+def _parallelcluster(
+    recipe: Recipe, cluster: SlurmCluster, site: aws.Site, outputs: dict[str, str], before: ground.Ground | None
+) -> dict[str, str]:
+    """Bring the cluster of ParallelCluster to the recipe, unless it stands so; returns how to reach it."""
+    store, name = open_store(recipe.store), parallelcluster.cluster_name(recipe.name)
+    entry = ledger.intend(store, _claim(recipe), "pcluster", name, asdict(site))
+    rung = capacity.rung_of(recipe)
+    config = parallelcluster.configuration(recipe, cluster, rung, outputs, tags=entry.tags)
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
+    there = parallelcluster.describe(site, name)
+    if before and there and before.address.get("configuration") == digest:
+        return {name: before.address[name] for name in before.address if name not in outputs}
+    if cluster.containers:
+        start = parallelcluster.START.encode()
+        aws.s3(site).put_object(Bucket=outputs["Bucket"], Key=parallelcluster.START_SCRIPT, Body=start)
+    change = parallelcluster.update if there and entry.state == "created" else parallelcluster.create
+    try:
+        described = change(site, name, config, lambda line: report.relay([line]))
+    except ClusterError as error:
+        raise _sorted(error) from error
+    ledger.created(store, entry, name)
+    return parallelcluster.outputs(described, cluster, recipe.name) | {"configuration": digest}
+
+
+def _claim(recipe: Recipe) -> ledger.Claim:
+    return ledger.Claim(
+        recipe.name, datetime.now(UTC) + timedelta(hours=recipe.train.timeout_hours) + STANDS, recipe.keep
+    )
+
+
+def _sorted(error: ClusterError) -> ClusterError:
+    """The error, as `NoCapacity` if that is what it says."""
+    return NoCapacity(str(error)) if NO_CAPACITY.search(str(error)) else error
+
+
 def _apply(proposal: deploy.Proposal, token: str) -> None:
     try:
         for event in deploy.apply(proposal, token):
             report.relay([_line(event)])
     except ClusterError as error:
-        if NO_CAPACITY.search(str(error)):
-            raise NoCapacity(str(error)) from error
-        raise
+        raise _sorted(error) from error
 
 
 def _line(event: Event) -> str:

@@ -19,6 +19,7 @@ from clusters.manifests import Manifest, Place, object_name
 from emulator.kubernetes_rules import crd
 
 schemas: Any = importlib.import_module("kubernetes_validate")
+JOBSET = jsonschema.Draft202012Validator(crd())
 VERSIONS = ("1.30", "1.33", "1.34", "1.37")
 TYPES = (
     "p4d.24xlarge",
@@ -70,7 +71,7 @@ def check(manifest: Manifest, version: str) -> None:
     if manifest["kind"] != "JobSet":
         schemas.validate(manifest, version, strict=True)
         return
-    jsonschema.validate(manifest, crd())
+    JOBSET.validate(manifest)
     for one in manifest["spec"]["replicatedJobs"]:
         about = {"name": "x", **one["template"].get("metadata", {})}
         job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": about, "spec": one["template"]["spec"]}
@@ -80,7 +81,7 @@ def check(manifest: Manifest, version: str) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("workload", ["job", "jobset"])
 def test_kubernetes_takes_them_strictly(workload: str, version: str) -> None:
-    for kind in ("", *TYPES):
+    for kind in ("", *TYPES) if version == VERSIONS[-1] else ("", "p5.48xlarge"):
         for manifest in rendered(workload=workload, instance_type=kind, queue="team-a"):
             check(manifest, version)
 

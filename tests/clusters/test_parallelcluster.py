@@ -2,9 +2,7 @@
 
 import json
 import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +11,12 @@ import pytest
 
 from clusters import parallelcluster
 from clusters.aws import Site, here
-from clusters.base import ClusterError, Refused
+from clusters.base import Refused
 from clusters.capacity import parse
 from clusters.parallelcluster import Part
 from emulator import aws as emulated
-from emulator import slurm
 from recipes.spec import Recipe, SlurmCluster
+from tests.clusters import slurm_yard
 
 OUTPUTS = {
     "PublicSubnet": "subnet-00000001",
@@ -143,6 +141,7 @@ def land(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, dict[
         with emulated.running(folder) as running:
             for name, value in emulated.environment(running.endpoint).items():
                 patch.setenv(name, value)
+            patch.setenv("CASTRA_LAND", str(folder))
             yield here(), _network(running.endpoint)
 
 
@@ -158,6 +157,51 @@ def _network(endpoint: str) -> dict[str, str]:
     )
     group = ec2.create_security_group(GroupName="nodes", Description="nodes", VpcId=vpc)["GroupId"]
     return {"PublicSubnet": public, "PrivateSubnet": private, "SecurityGroup": group}
+
+
+def test_a_cluster_is_made_once_changed_and_deleted_once(
+    land: tuple[Site, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CASTRA_PCLUSTER", raising=False)
+    (site, outputs), said = land, list[str]()
+    config = configured(outputs=outputs, nodes=2)
+    assert parallelcluster.describe(site, "castra-tiny") is None
+    made = parallelcluster.create(site, "castra-tiny", config, said.append)
+    assert made["clusterStatus"] == "CREATE_COMPLETE"
+    assert said[-1] == "cluster castra-tiny: CREATE_COMPLETE"
+    assert parallelcluster.create(site, "castra-tiny", config, said.append)["headNode"] == made["headNode"]
+    assert parallelcluster.update(site, "castra-tiny", config, said.append)["clusterStatus"] == "CREATE_COMPLETE"
+    larger = parallelcluster.update(site, "castra-tiny", configured(outputs=outputs, nodes=3), said.append)
+    assert larger["clusterStatus"] == "UPDATE_COMPLETE"
+    parallelcluster.delete(site, "castra-tiny", said.append)
+    parallelcluster.delete(site, "castra-tiny", said.append)
+    assert parallelcluster.describe(site, "castra-tiny") is None
+
+
+def test_what_parallelcluster_refuses_is_told_in_its_words(
+    land: tuple[Site, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CASTRA_PCLUSTER", raising=False)
+    site, outputs = land
+    config = configured(BLOCK, outputs=outputs, instance_type="p5.48xlarge")
+    with pytest.raises(Refused, match="'cr-0123456789abcdef0' does not exist"):
+        parallelcluster.create(site, "castra-blocked", config, print)
+    assert parallelcluster.describe(site, "castra-blocked") is None
+
+
+@pytest.mark.root
+@slurm_yard.needs_slurm
+def test_a_cluster_of_the_emulator_runs_jobs_and_replaces_dead_nodes(
+    land: tuple[Site, dict[str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("CASTRA_PCLUSTER", raising=False)
+    site, outputs = land
+    made = parallelcluster.create(site, "castra-runs", configured(outputs=outputs, nodes=2), print)
+    address = parallelcluster.outputs(made, SlurmCluster(), "runs")
+    look = [*json.loads(address["reach"]), "sinfo -h -o '%P %D %T'"]
+    assert subprocess.check_output(look, text=True) == "train* 2 idle\n"
+    assert Path(address["folder"]).is_relative_to(Path(os.environ["CASTRA_LAND"]))
+    parallelcluster.delete(site, "castra-runs", print)
 
 
 @needs_cli

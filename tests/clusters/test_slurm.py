@@ -84,7 +84,7 @@ def test_a_lost_node_without_restarts_is_a_lost_job(cluster: SlurmCluster, slurm
 def test_training_goes_on_with_another_node_as_if_nothing_had_happened(
     cluster: SlurmCluster, slurm: SlurmGuests, tmp_path: Path
 ) -> None:
-    dataset, plan = write_dataset(tmp_path / "dataset"), spec(micro=2, steps=200, checkpoint_every=20)
+    dataset, plan = write_dataset(tmp_path / "dataset"), spec(micro=2, steps=80, checkpoint_every=10)
 
     def job(name: str) -> Job:
         config = {"spec": plan, "inputs": {"dataset": str(dataset)}, "output": str(tmp_path / name)}
@@ -97,7 +97,7 @@ def test_training_goes_on_with_another_node_as_if_nothing_had_happened(
     assert status.state is State.SUCCEEDED, cluster.logs(cut)[0][-20:]
     whole = cluster.submit(job("whole"))
     assert finished(cluster, whole, 90).state is State.SUCCEEDED
-    assert 0 < result(tmp_path / "cut")["resumed_from"] < 200
+    assert 0 < result(tmp_path / "cut")["resumed_from"] < 80
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
     assert result(tmp_path / "cut")["weights_sha256"] == result(tmp_path / "whole")["weights_sha256"]
 

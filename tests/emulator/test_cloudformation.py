@@ -1,13 +1,12 @@
 """Our CloudFormation: strict about what it does not know, honest about what failed, thorough when it deletes."""
 
 import json
-import time
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
-from clusters.aws import Site
+from tests.emulator.raw_stacks import Sky, resources
 from tests.sky import client
 
 GROUP = {"Type": "AWS::Logs::LogGroup", "Properties": {"RetentionInDays": 7}}
@@ -15,54 +14,6 @@ ROLE = {
     "Type": "AWS::IAM::Role",
     "Properties": {"AssumeRolePolicyDocument": {"Version": "2012-10-17", "Statement": []}},
 }
-
-
-class Sky:
-    """Stacks by the raw API."""
-
-    def __init__(self, site: Site) -> None:
-        self.site = site
-        self.stacks = client("cloudformation", site.endpoint)
-
-    def propose(self, name: str, template: dict[str, Any], *, update: bool = False, **more: Any) -> dict[str, Any]:
-        made = self.stacks.create_change_set(
-            StackName=name,
-            ChangeSetName=f"c{time.monotonic_ns()}",
-            ChangeSetType="UPDATE" if update else "CREATE",
-            TemplateBody=json.dumps(template),
-            **more,
-        )
-        told: dict[str, Any] = self.stacks.describe_change_set(ChangeSetName=made["Id"])
-        return told
-
-    def bring(self, name: str, template: dict[str, Any], *, update: bool = False, **more: Any) -> dict[str, Any]:
-        proposed = self.propose(name, template, update=update, **more)
-        self.stacks.execute_change_set(ChangeSetName=proposed["ChangeSetId"])
-        return self.settled(name)
-
-    def settled(self, name: str) -> dict[str, Any]:
-        while True:
-            told: dict[str, Any] = self.stacks.describe_stacks(StackName=name)["Stacks"][0]
-            if not told["StackStatus"].endswith("_IN_PROGRESS"):
-                return told
-            time.sleep(0.01)
-
-    def delete(self, stack: dict[str, Any]) -> dict[str, Any]:
-        self.stacks.delete_stack(StackName=stack["StackId"])
-        return self.settled(stack["StackId"])
-
-    def events(self, stack: dict[str, Any]) -> list[tuple[str, str]]:
-        found = self.stacks.describe_stack_events(StackName=stack["StackId"])["StackEvents"]
-        return [(event["LogicalResourceId"], event["ResourceStatus"]) for event in reversed(found)]
-
-
-@pytest.fixture
-def sky(site: Site) -> Sky:
-    return Sky(site)
-
-
-def resources(**parts: Any) -> dict[str, Any]:
-    return {"Resources": parts}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ if "pid" in spec:
 runpy.run_module("conduct", run_name="__main__")
 """
 """What `tests.clusters.yard` does not do."""
+NO_ENV: Mapping[str, str] = {}
 PLATFORMS = ("SLURM_", "AWS_BATCH_", "PET_", "CASTRA_", "JOB_", "TRAINING_")
 
 
@@ -45,12 +47,21 @@ class Hosts:
         job = {field: told.pop(field) for field in ("nodes", "processes_per_node", "timeout_s") if field in told}
         return replace(self.yard.job(name, **told), module="perform", **job)
 
-    def start(self, job: Job, store: str = "", grace_s: float = 1.0, only: range | None = None, **env: str) -> "Gang":
+    def start(
+        self,
+        job: Job,
+        store: str = "",
+        grace_s: float = 1.0,
+        only: range | None = None,
+        env: Mapping[str, str] = NO_ENV,
+    ) -> "Gang":
         """Start the nodes of a job (or `only` some), each with a scratch folder of its own."""
         url = store or str(self.folder / "store")
         payload = pack(job, url, python=sys.executable, grace_s=grace_s)
         deliver(payload, open_store(url))
-        gang = Gang(self.folder / f"{job.name}-{time.monotonic_ns()}", job, payload.command, env | dict(payload.env))
+        gang = Gang(
+            self.folder / f"{job.name}-{time.monotonic_ns()}", job, payload.command, dict(env) | dict(payload.env)
+        )
         gang.folder.mkdir()
         self.started.append(gang)
         for rank in only or range(job.nodes):

@@ -5,12 +5,13 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.clusters.yard import wait_until
-from tests.training.hosts import Gang, Hosts
+from tests.training.hosts import NO_ENV, Gang, Hosts
 from training import gang as watch
 from training.contract import Node
 
@@ -19,9 +20,9 @@ LIMIT_S = 30.0
 """Far more than a gang's end takes, far less than a collective's time limit."""
 
 
-def started(hosts: Hosts, **env: str) -> Gang:
+def started(hosts: Hosts, env: Mapping[str, str] = NO_ENV) -> Gang:
     """Three nodes whose programs would take a minute and tell their process ids."""
-    gang = hosts.start(hosts.job(nodes=3, sleep=60, pid=str(hosts.folder / "pid"), timeout_s=50), **env)
+    gang = hosts.start(hosts.job(nodes=3, sleep=60, pid=str(hosts.folder / "pid"), timeout_s=50), env=env)
     gang.ready()
     return gang
 
@@ -37,7 +38,7 @@ def test_nobody_starts_before_all_are_there(hosts: Hosts) -> None:
 
 @pytest.mark.parametrize("there", [0, 1])
 def test_who_does_not_come_is_named(there: int, hosts: Hosts) -> None:
-    gang = hosts.start(hosts.job(nodes=3), only=range(there, there + 1), CASTRA_GANG_START_S="1", **QUICK)
+    gang = hosts.start(hosts.job(nodes=3), only=range(there, there + 1), env=QUICK | {"CASTRA_GANG_START_S": "1"})
     assert gang.wait(LIMIT_S) == [1]
     (told,) = gang.say("error", there)
     if there:
@@ -64,7 +65,7 @@ def test_a_killed_node_ends_all(rank: int, hosts: Hosts) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_silent_node_ends_all(rank: int, hosts: Hosts) -> None:
-    gang = started(hosts, **QUICK)
+    gang = started(hosts, QUICK)
     gang.processes[rank].send_signal(signal.SIGSTOP)
     others = [gang.processes[other] for other in range(3) if other != rank]
     assert [process.wait(LIMIT_S) for process in others] == [1, 1]
@@ -112,7 +113,7 @@ def test_sigterm_while_others_are_awaited(hosts: Hosts) -> None:
 
 def test_strangers_are_refused_and_do_no_harm(hosts: Hosts) -> None:
     job = hosts.job(nodes=2)
-    gang = hosts.start(job, only=range(1), **QUICK)
+    gang = hosts.start(job, only=range(1), env=QUICK)
     wait_until(lambda: listens(gang.port + 1))
     right = watch.token(Node("kubernetes", 2, 1, "127.0.0.1", "job", 1), "job")
     assert "another job" in say_hello(gang.port + 1, {"hello": 1, "token": "guess", "host": "stranger"})
@@ -140,7 +141,7 @@ def test_a_taken_port_is_told(hosts: Hosts) -> None:
     job = hosts.job(nodes=2)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1] - 1)
-        gang = hosts.start(job, only=range(1), MASTER_PORT=port)
+        gang = hosts.start(job, only=range(1), env={"MASTER_PORT": port})
         assert gang.wait(LIMIT_S) == [1]
     assert "set MASTER_PORT in the job's env" in gang.say("error")[0]["message"]
 

@@ -68,7 +68,9 @@ def test_every_line_of_every_node_is_whole_and_names_it(hosts: Hosts) -> None:
 
 def test_ranks_of_two_nodes_find_each_other_on_loopback_only(hosts: Hosts) -> None:
     listens = hosts.folder / "listens"
-    gang = hosts.start(hosts.job(nodes=2, processes_per_node=1, sleep=3), PET_NNODES="9", RANK="5", WORLD_SIZE="1")
+    gang = hosts.start(
+        hosts.job(nodes=2, processes_per_node=1, sleep=3), env={"PET_NNODES": "9", "RANK": "5", "WORLD_SIZE": "1"}
+    )
     gang.ready()
     listens.write_text(Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text())
     assert gang.wait() == [0, 0], gang.log(0) + gang.log(1)
