@@ -51,24 +51,33 @@ def install(counter: Counter) -> None:
 def _watch_http(counter: Counter) -> None:
     connection: Any = http.client.HTTPConnection
     put_request, put_header = connection.putrequest, connection.putheader
-    end_headers, get_response = connection.endheaders, connection.getresponse
+    end_headers, send_body, get_response = connection.endheaders, connection.send, connection.getresponse
 
     def putrequest(self: Any, method: str, url: str, *told: Any, **more: Any) -> Any:
-        self.castra = {"method": method, "url": url, "target": ""}
+        self.castra = {"method": method, "url": url, "target": "", "form": "", "name": "", "state": "headers"}
         return put_request(self, method, url, *told, **more)
 
     def putheader(self: Any, header: Any, *values: Any) -> Any:
-        name = header.decode() if isinstance(header, bytes) else header
-        if name.lower() == "x-amz-target":
-            told = values[0]
-            self.castra["target"] = told.decode() if isinstance(told, bytes) else str(told)
+        name, value = _text(header).lower(), _text(values[0])
+        if name == "x-amz-target":
+            self.castra["target"] = value
+        elif name == "content-type" and "form-urlencoded" in value:
+            self.castra["form"] = "yes"
         return put_header(self, header, *values)
 
     def endheaders(self: Any, message_body: Any = None, **more: Any) -> Any:
-        self.castra["name"] = _name(self.castra, message_body)
-        if self.castra["name"]:
-            counter.begins(self.castra["name"])
-        return end_headers(self, message_body, **more)
+        if message_body is not None or not self.castra["form"]:
+            _decide(self.castra, message_body, counter)
+        done = end_headers(self, message_body, **more)
+        if self.castra["state"] == "headers":
+            self.castra["state"] = "body"
+        return done
+
+    def send(self: Any, data: Any) -> Any:
+        told = getattr(self, "castra", {})
+        if told.get("state") == "body" and told["form"]:
+            _decide(told, data, counter)
+        return send_body(self, data)
 
     def getresponse(self: Any, *told: Any, **more: Any) -> Any:
         response = get_response(self, *told, **more)
@@ -77,7 +86,19 @@ def _watch_http(counter: Counter) -> None:
         return response
 
     connection.putrequest, connection.putheader = putrequest, putheader
-    connection.endheaders, connection.getresponse = endheaders, getresponse
+    connection.endheaders, connection.send, connection.getresponse = endheaders, send, getresponse
+
+
+def _decide(request: dict[str, str], body: Any, counter: Counter) -> None:
+    """A query's action is in its body, which comes after the headers."""
+    request["state"] = "decided"
+    request["name"] = _name(request, body)
+    if request["name"]:
+        counter.begins(request["name"])
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _name(request: dict[str, str], body: Any) -> str:

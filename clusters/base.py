@@ -98,7 +98,7 @@ class Cluster(Protocol):
         """The whole lines of the job's log from cursor `after` on, and the cursor to go on from.
 
         Each line comes once; the lines of a node come in its order and, if there are several nodes, begin with
-        `[node<rank>] `. A job nobody knows has no lines.
+        `[node<rank>] `. A job nobody knows has no lines. Empty lines may be left out: CloudWatch keeps none.
         """
 
     def cancel(self, job_id: str) -> None:
@@ -108,4 +108,7 @@ class Cluster(Protocol):
         """The id of the job of that name, None where there is none."""
 
     def forget(self, job_id: str) -> None:
-        """Remove what the cluster keeps of an ended job (definitions, manifests), as far as its API can."""
+        """Remove what the cluster keeps of an ended job (definitions, manifests), as far as its API can.
+
+        Takes the name of a job, too, whose submission was interrupted; fine where there is nothing.
+        """

@@ -48,7 +48,7 @@ class BatchCluster:
     """Runs jobs in a job queue of AWS Batch.
 
     The address: `region`, `endpoint`, `memory`; `JobQueue`, `JobRole`, `ExecutionRole` (optional), `LogGroup`, `image`,
-    `instance_type`; optional are `spot` (`true`), `python` (of the image), `grace_s` and tags (`castra:…`).
+    `instance_type`; optional are `spot` (`true`), `run` (for the tags), `python` (of the image) and `grace_s`.
     """
 
     def __init__(self, address: Address, store: Store) -> None:
@@ -63,7 +63,7 @@ class BatchCluster:
         told = json.dumps(definition, sort_keys=True).encode()
         tags = definition["tags"] | {"castra:digest": hashlib.sha256(told).hexdigest()}
         return {
-            "objects": {key: _shown(key, content) for key, content in payload.objects.items()},
+            "objects": payload.shown(),
             "register_job_definition": definition | {"tags": tags},
             "submit_job": {
                 "jobName": name,
@@ -124,10 +124,13 @@ class BatchCluster:
         return None
 
     def forget(self, job_id: str) -> None:
-        """Deregister the job's definition."""
-        for row in self._describe([job_id]):
-            with self._sentences(f"forget job {job_id}"):
-                aws.client(self.site, "batch").deregister_job_definition(jobDefinition=row["jobDefinition"])
+        """Deregister the job's definitions; a job that never came to be submitted may be told by its name."""
+        row = next(iter(self._describe([job_id])), None)
+        name = row["jobDefinition"].rpartition("/")[2].partition(":")[0] if row else _name(job_id)
+        with self._sentences(f"forget job {job_id}"):
+            for definition in self._active(name):
+                arn = definition["jobDefinitionArn"]
+                aws.client(self.site, "batch").deregister_job_definition(jobDefinition=arn)
 
     def _definition(self, job: Job, payload: Payload) -> dict[str, Any]:
         container = self._container(job, payload)
@@ -137,7 +140,7 @@ class BatchCluster:
             "nodeRangeProperties": [{"targetNodes": "0:", "container": container}],
         }
         several = {"type": "multinode", "nodeProperties": nodes}
-        tags = {key: value for key, value in self.address.items() if key.startswith("castra:")}
+        run = {"castra:run": self.address["run"]} if "run" in self.address else {}
         return {
             "jobDefinitionName": _name(job.name),
             **(several if job.nodes > 1 else {"type": "container", "containerProperties": container}),
@@ -145,7 +148,7 @@ class BatchCluster:
             "propagateTags": True,
             "retryStrategy": {"attempts": job.restarts + 1, "evaluateOnExit": _rules()},
             "timeout": {"attemptDurationSeconds": max(SHORTEST_S, job.timeout_s + SPARE_S)},
-            "tags": tags | {"castra:job": job.name, "castra:timeout_s": str(job.timeout_s)},
+            "tags": run | {"castra:job": job.name, "castra:timeout_s": str(job.timeout_s)},
         }
 
     def _container(self, job: Job, payload: Payload) -> dict[str, Any]:
@@ -187,8 +190,8 @@ class BatchCluster:
         check(job)
         if job.nodes > 1 and self.address.get("spot") == "true":
             raise Refused(
-                f"job {job.name}: AWS Batch never runs {job.nodes} nodes on Spot; use on-demand instances, a reservation "
-                "or a capacity block, or another kind of cluster"
+                f"job {job.name}: AWS Batch never runs {job.nodes} nodes on Spot; use on-demand instances, a "
+                "reservation or a capacity block, or another kind of cluster"
             )
         if job.nodes > MOST_NODES or job.restarts >= MOST_ATTEMPTS:
             raise Refused(
@@ -199,12 +202,16 @@ class BatchCluster:
 
     def _register(self, wanted: dict[str, Any]) -> None:
         """Register the definition, unless its newest revision is the same."""
-        batch = aws.client(self.site, "batch")
-        name, digest = wanted["jobDefinitionName"], wanted["tags"]["castra:digest"]
-        rows = batch.describe_job_definitions(jobDefinitionName=name, status="ACTIVE")["jobDefinitions"]
-        newest = max(rows, key=lambda row: int(row["revision"]), default=None)
-        if newest is None or newest.get("tags", {}).get("castra:digest") != digest:
-            batch.register_job_definition(**wanted)
+        newest = max(self._active(wanted["jobDefinitionName"]), key=lambda row: int(row["revision"]), default=None)
+        if newest is None or newest.get("tags", {}).get("castra:digest") != wanted["tags"]["castra:digest"]:
+            aws.client(self.site, "batch").register_job_definition(**wanted)
+
+    def _active(self, name: str) -> list[Any]:
+        """The active revisions of a job definition."""
+        pages = aws.client(self.site, "batch").get_paginator("describe_job_definitions")
+        return [
+            row for page in pages.paginate(jobDefinitionName=name, status="ACTIVE") for row in page["jobDefinitions"]
+        ]
 
     def _describe(self, job_ids: Any) -> list[Any]:
         ids = list(job_ids)
@@ -236,11 +243,6 @@ def _rules() -> list[dict[str, str]]:
 
 def _limit(name: str, most: int) -> dict[str, Any]:
     return {"name": name, "softLimit": most, "hardLimit": most}
-
-
-def _shown(key: str, content: bytes) -> Any:
-    """A document as it is, code by its hash."""
-    return json.loads(content) if key.endswith(".json") else f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def _streams(row: Any) -> Iterator[str]:

@@ -123,6 +123,17 @@ class EksCluster:
         with self._sentences(f"forget {job_id}"), _unless(404):
             self.server.delete(self._path(self._kind, job_id))
 
+    def lacks(self) -> list[str]:
+        """What somebody must install before jobs run as the recipe says, a sentence each."""
+        here = self.place
+        needs = {
+            "apis/jobset.x-k8s.io/v1alpha2": (here.workload == "jobset", plugins.JOBSET),
+            "apis/kueue.x-k8s.io/v1beta1": (bool(here.queue), plugins.KUEUE),
+            "apis/storage.k8s.io/v1/csidrivers/fsx.csi.aws.com": (here.files is not None, plugins.FILES),
+        }
+        with self._sentences("what is installed"):
+            return [how for path, (needed, how) in needs.items() if needed and self._get(path) is None]
+
     @cached_property
     def place(self) -> Place:
         """What the address says; raises `Refused`."""
@@ -225,14 +236,19 @@ class EksCluster:
         return grouped
 
     def _log(self, pod: Body, seen: "Seen | None") -> str:
-        """What a pod said from the second of the last line on; nothing if it has not begun or is gone."""
+        """What a pod said from the second of the last line on; nothing if it has not begun, or is gone."""
         since = {"sinceTime": f"{seen[0][:19]}Z"} if seen else {}
         path = f"{self._path('Pod', pod['metadata']['name'])}/log"
-        with _unless(400, 404):
+        try:
             text = self.server.text(path, container=manifests.CONTAINER, timestamps="true", **since)
-            ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
-            return text if ended or text.endswith("\n") else text[: text.rfind("\n") + 1]
-        return ""
+        except ApiError as error:
+            if error.status in (401, 403):
+                raise
+            return ""
+        except Unreachable:  # the API server answers, the pod's node does not: the other nodes' lines matter
+            return ""
+        ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+        return text if ended or text.endswith("\n") else text[: text.rfind("\n") + 1]
 
     @contextlib.contextmanager
     def _sentences(self, doing: str) -> Iterator[None]:
@@ -303,6 +319,6 @@ def _told(error: ApiError, doing: str, address: Mapping[str, str]) -> ClusterErr
         return Refused(f"{doing}: {where} does not know who we are; give this AWS identity an access entry there")
     if error.status == 403:
         return Refused(f"{doing}: {where} does not allow it ({message}); ask for that permission")
-    if error.status in (408, 409, 429) or error.status >= 500:
+    if error.status in (408, 409, 410, 429) or error.status >= 500:
         return Unreachable(f"{doing}: {where} cannot answer now ({error.status} {message}); run again in a moment")
     return Refused(f"{doing}: {where} refuses it ({error.status} {message})")

@@ -113,6 +113,7 @@ def _cancel_job(store: Store, entry: Entry, tell: Callable[[str], None]) -> None
     """Make a job end, then make its cluster forget it. One whose submission was interrupted may show late."""
     cluster = attach(entry.where, store)
     if (job := once.look(cluster, entry)) is None:
+        cluster.forget(entry.name)  # what was made on the way to a submission that did not happen
         tell(f"job {entry.name}: never submitted")
         return
     if cluster.status(job).state.done:

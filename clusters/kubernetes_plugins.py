@@ -19,9 +19,14 @@ from clusters.manifests import EFA, GPU, NEURON, OURS, TYPE, Manifest, devices
 NAMESPACE = "kube-system"
 SOCKETS = "/var/lib/kubelet/device-plugins"
 JOBSET = (
-    "helm upgrade --install jobset oci://registry.k8s.io/jobset/charts/jobset "
+    "the cluster knows no JobSet: helm upgrade --install jobset oci://registry.k8s.io/jobset/charts/jobset "
     "--namespace jobset-system --create-namespace"
 )
+KUEUE = (
+    "the cluster has no Kueue: helm upgrade --install kueue oci://registry.k8s.io/kueue/charts/kueue "
+    "--namespace kueue-system --create-namespace"
+)
+FILES = "the cluster cannot mount FSx for Lustre: install the EKS add-on aws-fsx-csi-driver"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +45,9 @@ class Plugin:
     """What it may do in the cluster, if anything."""
 
     def nodes(self) -> list[str]:
-        """The instance types that have such devices."""
-        return sorted(one.name for one in catalog.load().values() if self.resource in devices(one))
+        """The instance types that have such devices, also as HyperPod calls them."""
+        names = [one.name for one in catalog.load().values() if self.resource in devices(one)]
+        return sorted([*names, *(f"ml.{name}" for name in names)])
 
     def installed(self, daemons: Iterable[Manifest]) -> bool:
         """Whether one of these DaemonSets is such a plugin."""
@@ -87,7 +93,9 @@ def wanted(instance: Instance) -> list[Plugin]:
 
 def lacking(instance: Instance, nodes: Iterable[Manifest], daemons: Iterable[Manifest]) -> list[Plugin]:
     """The plugins that a cluster with these nodes and DaemonSets still needs for that type."""
-    there = [one for one in nodes if one["metadata"].get("labels", {}).get(TYPE) == instance.name]
+    there = [
+        one for one in nodes if one["metadata"].get("labels", {}).get(TYPE) in (instance.name, f"ml.{instance.name}")
+    ]
     offers = [one.get("status", {}).get("allocatable", {}) for one in there]
     offered = {one for one in devices(instance) if any(offer.get(one, "0") != "0" for offer in offers)}
     known = list(daemons)

@@ -67,7 +67,7 @@ def _failed(of: Object, jobs: Sequence[Object], pods: Sequence[Object]) -> Statu
     missed = any(NODE_LOST in end.get("message", "") for _, end in _ends(pods))
     if missed or "DisruptionTarget" in message or any(_condition(pod, "DisruptionTarget") for pod in pods):
         return Status(State.LOST, f"a node was lost, or taken for something else: {message or reason}")
-    code, who = _exit(pods, message)
+    code, who = _exit(pods, message, _nodes(of))
     if code is None:
         return Status(State.LOST, f"its pods are gone, and nobody knows how they ended: {message or reason}")
     state = STATE_OF_CODE.get(code, State.FAILED)
@@ -79,14 +79,14 @@ def _failed(of: Object, jobs: Sequence[Object], pods: Sequence[Object]) -> Statu
     return Status(state, texts[state], code)
 
 
-def _exit(pods: Sequence[Object], message: str) -> tuple[int | None, str]:
+def _exit(pods: Sequence[Object], message: str, nodes: int) -> tuple[int | None, str]:
     """The exit code of the node that failed first, and that node; from the Job's message once the pods are gone."""
     failed = [(pod, end) for pod, end in _ends(pods) if end["exitCode"]]
     found = [(end.get("finishedAt") or "", end["exitCode"] in ECHOES, end["exitCode"], pod, end) for pod, end in failed]
     if found:
         _, _, code, pod, end = min(found, key=lambda row: row[:3])
         why = " ran out of memory and" if end.get("reason") == "OOMKilled" else ""
-        node = f"node {_index(pod)}" if len(pods) > 1 or why else ""
+        node = f"node {_index(pod)}" if nodes > 1 or why else ""
         return code, f"{node}{why} ".lstrip()
     told = re.search(r"exit code (\d+)", message)
     return (int(told[1]) if told else None), ""

@@ -30,6 +30,7 @@ MANAGED = "app.kubernetes.io/managed-by"
 OURS = {MANAGED: "castra"}
 QUEUE = "kueue.x-k8s.io/queue-name"
 TYPE = "node.kubernetes.io/instance-type"
+HEALTH = "sagemaker.amazonaws.com/node-health-status"
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 ATTEMPT = "metadata.labels['jobset.sigs.k8s.io/restart-attempt']"
 
@@ -73,6 +74,8 @@ class Place:
     """Kubernetes counts a job's time limit from its creation: this much more, for nodes and image to come."""
     files: Mapping[str, str] | None
     """An FSx for Lustre file system: its `id`, `dns` name and `mount` name."""
+    hyperpod: bool
+    """The nodes are SageMaker HyperPod's, which calls the types `ml.…` and says itself which nodes are well."""
     notes: Mapping[str, str]
 
     @classmethod
@@ -96,6 +99,7 @@ class Place:
             grace_s=int(address.get("grace_s") or 60),
             patience_s=int(address.get("patience_s") or 3600),
             files=files if "FileSystem" in address else None,
+            hyperpod=address.get("flavour") == "hyperpod",
             notes={f"castra.dev/{key}": address[key] for key in ("owner", "run", "expires") if address.get(key)},
         )
 
@@ -232,22 +236,24 @@ def _pod(job: Job, name: str, place: Place, command: Iterable[str], env: Mapping
         "terminationGracePeriodSeconds": place.grace_s,
         "containers": [container],
         "volumes": volumes,
-        **_where(name, place.instance),
+        **_where(name, place),
     }
     if place.workload == "job":
         spec["subdomain"] = SERVICE
     return {"metadata": {"labels": OURS | {JOB: name}, "annotations": keep}, "spec": spec}
 
 
-def _where(name: str, instance: Instance | None) -> Manifest:
+def _where(name: str, place: Place) -> Manifest:
     """Which nodes: the instance type's, whose devices a pod takes whole; else a node each, if there are enough."""
-    if instance is None:
+    if place.instance is None:
         mine = {"labelSelector": {"matchLabels": {JOB: name}}, "topologyKey": "kubernetes.io/hostname"}
         apart = [{"weight": 100, "podAffinityTerm": mine}]
         away = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": apart}}
         return {"affinity": away, "tolerations": LOST}
+    kind = place.instance.name
+    selector = {TYPE: f"ml.{kind}", HEALTH: "Schedulable"} if place.hyperpod else {TYPE: kind}
     return {
-        "nodeSelector": {TYPE: instance.name},
+        "nodeSelector": selector,
         "tolerations": [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in (GPU, NEURON, EFA)]
         + LOST,
     }

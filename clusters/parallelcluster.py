@@ -115,6 +115,12 @@ def describe(site: Site, name: str) -> Part | None:
     return _good(code, told, f"describe cluster {name}")
 
 
+def standing(site: Site) -> list[str]:
+    """The names of all clusters in the region, those of others too; raises `ClusterError`."""
+    told = _good(*_call(site, "list-clusters"), "list clusters")
+    return [str(one["clusterName"]) for one in told["clusters"]]
+
+
 def check(site: Site, name: str, config: Mapping[str, Any], *suppressed: str) -> list[str]:
     """What ParallelCluster's own validators say against a configuration, by a dry run; nothing if it is fine.
 

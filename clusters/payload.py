@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from clusters.base import Job, Refused
 from store.objects import Conflict, Store
@@ -67,6 +67,13 @@ class Payload:
     """What every node runs, word by word; no shell is needed."""
     env: Mapping[str, str]
     """The environment of every node, beside the platform's own."""
+
+    def shown(self) -> dict[str, Any]:
+        """The objects for people: job.json as it is, the code by its hash."""
+        return {
+            key: json.loads(content) if key.endswith(".json") else f"sha256:{hashlib.sha256(content).hexdigest()}"
+            for key, content in self.objects.items()
+        }
 
 
 def pack(job: Job, store_url: str, python: str = "python3", grace_s: float = GRACE_S) -> Payload:

@@ -28,6 +28,9 @@ UNKNOWN_PLAN = ("ResourceNotFound", "ResourceNotFoundException", "ValidationExce
 UNKNOWN_QUOTA = ("NoSuchResourceException",)
 
 
+CREDENTIALS = "credentials"
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that was looked at."""
@@ -63,11 +66,15 @@ def findings(recipe: Recipe, site: Site) -> Iterator[Finding]:
 
 
 def check(recipe: Recipe, site: Site) -> None:
-    """Raise `Refused` with the first thing that is wrong with a recipe, here or at AWS."""
+    """Raise `Refused` if the recipe or the credentials are wrong, `NoCapacity` if the rung has no chance.
+
+    What a rung lacks (the zone its type, the account the quota, the reservation its instances) another may have.
+    """
     check_offline(recipe)
     for finding in findings(recipe, site):
         if not finding.ok:
-            raise Refused(f"{finding.what}: {finding.detail}; {finding.fix}")
+            kind = Refused if finding.what == CREDENTIALS else NoCapacity
+            raise kind(f"{finding.what}: {finding.detail}; {finding.fix}")
 
 
 def offered(instance_type: str, site: Site) -> tuple[str, ...]:
@@ -97,8 +104,8 @@ def _credentials(site: Site) -> Finding:
         with aws.sentences(site, "credentials"):
             told = aws.client(site, "sts").get_caller_identity()
     except Refused as error:
-        return Finding("credentials", False, str(error).removeprefix("credentials: "), "log in, or set AWS_PROFILE")
-    return Finding("credentials", True, f"{told['Arn']} in {site}")
+        return Finding(CREDENTIALS, False, str(error).removeprefix("credentials: "), "log in, or set AWS_PROFILE")
+    return Finding(CREDENTIALS, True, f"{told['Arn']} in {site}")
 
 
 def _offered(rung: Rung, site: Site) -> Finding:

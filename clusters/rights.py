@@ -30,7 +30,7 @@ _PROFILES = (
     "arn:{partition}:iam::{account}:instance-profile/aws-pcs/castra-*",
 )
 _BUCKETS = ("arn:{partition}:s3:::castra-*",)
-_GROUPS = ("log-group:castra-*", "log-group:castra-*:*")
+_GROUPS = ("log-group:castra-*", "log-group:castra-*:*", "log-group:/aws/eks/castra-{run}/cluster*")
 _EKS = (
     "cluster/castra-{run}",
     "nodegroup/castra-{run}/*",
@@ -63,7 +63,7 @@ CALLS: dict[str, tuple[Grant, ...]] = {
     "sagemaker": (
         Grant(
             "sagemaker",
-            "AddTags CreateTrainingJob DescribeTrainingJob StopTrainingJob UpdateTrainingJob",
+            "AddTags CreateTrainingJob DeleteTrainingJob DescribeTrainingJob StopTrainingJob UpdateTrainingJob",
             ("training-job/*", "training-plan/*"),
         ),
         Grant("sagemaker", "DescribeTrainingPlan", ("training-plan/*",)),

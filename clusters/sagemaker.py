@@ -9,15 +9,13 @@ after errors of its own (`restarts` of them at most); a program that crashed is 
 """
 
 import dataclasses
-import hashlib
-import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from clusters import aws, catalog, cloudwatch, fabric
 from clusters.aws import Site
-from clusters.base import Address, Job, Refused, State, Status
+from clusters.base import Address, Job, NoCapacity, Refused, State, Status
 from clusters.names import check, fitted
 from clusters.payload import GRACE_S, Payload, deliver, pack
 from store import Store
@@ -59,7 +57,7 @@ class SageMakerCluster:
 
     The address: `region`, `endpoint`, `memory`; `Role`, `PrivateSubnet` (or `Subnets`, with commas), `SecurityGroup`,
     `image`, `instance_type`; optional are `spot` (`true`), `plan` (a training plan's ARN), `warm_pool_minutes`,
-    `volume_gib`, `python` (of the image), `grace_s` and tags (`castra:…`).
+    `volume_gib`, `run` (for the tags), `python` (of the image) and `grace_s`.
     """
 
     def __init__(self, address: Address, store: Store) -> None:
@@ -70,23 +68,26 @@ class SageMakerCluster:
         """CreateTrainingJob, and what goes into the store before. Raises `Refused`."""
         payload = self._pack(job)
         return {
-            "objects": {key: _shown(key, content) for key, content in payload.objects.items()},
+            "objects": payload.shown(),
             "create_training_job": self._request(job, payload),
         }
 
     def submit(self, job: Job) -> str:
-        told = self.render(job)["create_training_job"]
-        name = str(told["TrainingJobName"])
+        request = self.render(job)["create_training_job"]
+        name = str(request["TrainingJobName"])
         if self.find(job.name) is not None:
             return name
         deliver(self._pack(job), self.store)
         with self._sentences(f"submit job {job.name}"):
             client = aws.client(self.site, "sagemaker")
             try:
-                client.create_training_job(**told)
+                client.create_training_job(**request)
             except client.exceptions.ResourceInUse:  # by ourselves, before an answer was lost, or by somebody else
                 if self._describe(name) is None:
                     raise
+            except client.exceptions.ResourceLimitExceeded as error:
+                told = str(error.response["Error"]["Message"]).rstrip(".")
+                raise NoCapacity(f"submit job {job.name}: {told}; or use fewer instances") from error
         return name
 
     def statuses(self, job_ids: Sequence[str]) -> dict[str, Status]:
@@ -206,7 +207,7 @@ class SageMakerCluster:
         return dict(sorted(env.items()))
 
     def _tags(self, job: Job) -> list[dict[str, str]]:
-        ours = {key: value for key, value in self.address.items() if key.startswith("castra:")}
+        ours = {"castra:run": self.address["run"]} if "run" in self.address else {}
         ours |= {"castra:job": job.name, "castra:timeout_s": str(job.timeout_s)}
         return [{"Key": key, "Value": value} for key, value in ours.items()]
 
@@ -286,11 +287,6 @@ def _source(channel: str, url: str) -> dict[str, Any]:
     prefix = url if _is_file(url) else f"{url.rstrip('/')}/"
     place = {"S3DataType": "S3Prefix", "S3Uri": prefix, "S3DataDistributionType": "FullyReplicated"}
     return {"ChannelName": channel, "DataSource": {"S3DataSource": place}, "InputMode": "File"}
-
-
-def _shown(key: str, content: bytes) -> Any:
-    """A document as it is, code by its hash."""
-    return json.loads(content) if key.endswith(".json") else f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def _rank(stream: str) -> int:

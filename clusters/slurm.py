@@ -64,21 +64,25 @@ printf '%s\\n' "$listed" | awk -v here={folder} '$2 == here {{print $1; exit}}'
 STATUSES: Final = """\
 told=$(scontrol --oneliner show job 2>&1) || case $told in *'No jobs'*) ;; *) echo "$told" >&2; exit 1 ;; esac
 echo '# controller'
-forgotten=
-for number in {numbers}; do
-  printf '%s\\n' "$told" | grep "^JobId=$number " || forgotten=$forgotten,$number
-done
+shown=$(printf '%s\\n' "$told" | awk -v wanted='{numbers}' '
+  BEGIN {{ split(wanted, numbers); for (at in numbers) missing["JobId=" numbers[at]] }}
+  $1 in missing {{ print; delete missing[$1] }}
+  END {{ for (id in missing) list = list "," substr(id, 7); print "forgotten" list }}')
+forgotten=${{shown##*forgotten}}
+printf '%s\\n' "$shown"
 echo '# accounting'
 if [ -n "$forgotten" ]; then
   forgotten=${{forgotten#,}}
   sacct --allocations --noheader --parsable2 --format=JobIDRaw,JobName,State,ExitCode --jobs="$forgotten" 2>/dev/null ||
     sacct --completion --noheader --parsable2 --format=JobID,JobName,State,ExitCode --jobs="$forgotten" 2>/dev/null
 fi
+echo '# nodes'
+case $shown in *' JobState=PENDING '*) sinfo --noheader --list-reasons --format=%E ;; esac
 echo '# folder'
 cd {folder} 2>/dev/null || exit 0
 while read -r name; do
   [ -e "$name/cancelled" ] && echo "$name cancelled"
-  [ -e "$name/ended" ] && echo "$name $(cat "$name/ended")"
+  {{ read -r ended <"$name/ended"; }} 2>/dev/null && echo "$name $ended"
 done
 exit 0
 """
@@ -245,7 +249,8 @@ class SlurmCluster:
     def _gpus(self) -> int:
         if "gpus" in self.address:
             return int(self.address["gpus"])
-        return catalog.find(self.address["instance_type"]).accelerators if "instance_type" in self.address else 0
+        instance = catalog.find(self.address["instance_type"]) if "instance_type" in self.address else None
+        return instance.accelerators if instance and instance.accelerator.startswith("NVIDIA") else 0
 
     def _container(self) -> str:
         if not (image := self.address.get("container")):

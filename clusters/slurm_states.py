@@ -6,7 +6,7 @@ where there is one; and what the job's script left in its folder.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from clusters.base import State, Status
 
@@ -63,6 +63,16 @@ class Record:
         else:
             self.code, self.timeout_s, self.lost = int(words[0]), words[1], "lost" in words
 
+    def status(self, name: str) -> Status:
+        """How the job stands, for all that the folder says."""
+        if self.code == 0:
+            return Status(State.SUCCEEDED, "", 0)
+        if self.cancelled:
+            return Status(State.CANCELLED)
+        if self.code is not None:
+            return _failed(f"{self.code}:0", "None", self)
+        return Status(State.LOST, f"Slurm knows no job {name}, and its folder does not say how it ended")
+
 
 @dataclass(slots=True)
 class Told:
@@ -72,6 +82,8 @@ class Told:
     """By Slurm's job id, the fields of `scontrol -o show job`."""
     accounting: dict[str, tuple[str, str, str]] = field(default_factory=dict)
     """By Slurm's job id: name, state and exit code."""
+    launches: set[str] = field(default_factory=set)
+    """What EC2 answered when nodes were to be started: InsufficientInstanceCapacity and the like."""
     folder: dict[str, Record] = field(default_factory=dict)
     """By name."""
 
@@ -80,16 +92,14 @@ class Told:
         record = self.folder.get(name, Record())
         # a number that has another name is of a new cluster on the old one's file system
         if (job := self.controller.get(number)) and job["JobName"] == name:
-            return _standing(job["JobState"], job.get("ExitCode", "0:0"), job, record)
+            status = _standing(job["JobState"], job.get("ExitCode", "0:0"), job, record)
+            return self._with_launches(status) if status.state is State.QUEUED and self.launches else status
         if number in self.accounting and self.accounting[number][0] == name:
             return _standing(*self.accounting[number][1:], {}, record)
-        if record.code == 0:
-            return Status(State.SUCCEEDED, "", 0)
-        if record.cancelled:
-            return Status(State.CANCELLED)
-        if record.code is not None:
-            return _failed(f"{record.code}:0", "None", record)
-        return Status(State.LOST, f"Slurm knows no job {name}, and its folder does not say how it ended")
+        return record.status(name)
+
+    def _with_launches(self, status: Status) -> Status:
+        return replace(status, reason=f"{status.reason}; nodes do not start: {', '.join(sorted(self.launches))}")
 
 
 def read(answer: str) -> Told:
@@ -98,11 +108,13 @@ def read(answer: str) -> Told:
     for line in answer.splitlines():
         if line.startswith("# "):
             part = line[2:]
-        elif part == "controller" and (fields := _fields(line)):
+        elif part == "controller" and "JobId" in (fields := _fields(line)):
             told.controller[fields["JobId"]] = fields
         elif part == "accounting" and line.count("|") == 3:
             number, name, state, code = line.split("|")
             told.accounting[number] = (name, state.split()[0].rstrip("+"), code)  # "CANCELLED by 1000"
+        elif part == "nodes" and (found := re.match(r"\(Code:(\w+)\)", line)):  # as ParallelCluster writes it
+            told.launches.add(found[1])
         elif part == "folder":
             name, *words = line.split()
             told.folder.setdefault(name, Record()).add(words)
@@ -110,16 +122,15 @@ def read(answer: str) -> Told:
 
 
 def _fields(line: str) -> dict[str, str]:
-    """`JobId=1 JobName=x …`; the few fields whose values may hold spaces are cut short, none of them is read."""
-    return {name: value for name, _, value in (word.partition("=") for word in line.split())}
+    """`JobId=1 JobName=x …`. Comments may hold anything; they come last, so the first of a name is the field."""
+    return {name: value for name, _, value in (word.partition("=") for word in reversed(line.split()))}
 
 
 def _standing(state: str, code: str, job: Mapping[str, str], record: Record) -> Status:
     if state in QUEUED:
         return Status(State.QUEUED, _waiting(state, job))
     if state in RUNNING:
-        again = int(job.get("Restarts", 0))
-        return Status(State.RUNNING, f"started again {again} time{'s' if again > 1 else ''}" if again else "")
+        return Status(State.RUNNING, _again(job))
     if state == "FAILED":
         return _failed(code, job.get("Reason", "None"), record)
     ended, reason = ENDED.get(state, (State.FAILED, f"Slurm says {state}"))
@@ -137,22 +148,21 @@ def _failed(code: str, reason: str, record: Record) -> Status:
         return Status(State.TIMED_OUT, f"it ran past its time limit{limit}", TIMED_OUT)
     if status == STOPPED:
         return Status(State.FAILED, f"it was asked to stop, not by us, and has saved (exit code {STOPPED})", STOPPED)
-    if signal and not status:
-        return Status(State.FAILED, f"was killed by signal {signal}{_because(reason)}", 128 + signal)
     if status:
         return Status(State.FAILED, f"exited with code {status}", status)
-    return Status(State.FAILED, f"could not be run{_because(reason)}")
-
-
-def _because(reason: str) -> str:
-    return "" if reason in ("None", "NonZeroExitCode", "RaisedSignal:9(Killed)") else f" ({reason})"
+    if signal and reason.startswith(("RaisedSignal", "None")):
+        return Status(State.FAILED, f"was killed by signal {signal}", 128 + signal)
+    return Status(State.FAILED, f"could not be run ({reason})")
 
 
 def _waiting(state: str, job: Mapping[str, str]) -> str:
     reason = re.split(r"[,(]", job.get("Reason", "None"))[0]
     if state == "CONFIGURING":
         return f"its nodes are being started ({job.get('NodeList', '')})"
-    again = f", started {job['Restarts']} times so far" if job.get("Restarts", "0") != "0" else ""
-    if reason == "None":
-        return again.removeprefix(", ")
-    return f"waits {WAITING.get(reason, 'to be started')} ({job['Reason']}){again}"
+    waits = "" if reason == "None" else f"waits {WAITING.get(reason, 'to be started')} ({job['Reason']})"
+    return "; ".join(filter(None, [waits, _again(job)]))
+
+
+def _again(job: Mapping[str, str]) -> str:
+    again = int(job.get("Restarts", 0))
+    return f"started again {again} time{'s' if again > 1 else ''}" if again else ""

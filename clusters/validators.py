@@ -12,6 +12,7 @@ from clusters.capacity import Rung, ladder
 from clusters.catalog import Instance
 from clusters.stacks import hyperpod, pcs
 from clusters.stacks.camp import LETTERS
+from clusters.stacks.nodes import is_neuron
 from recipes.spec import AwsCluster, BatchCluster, EksCluster, Recipe, SageMakerCluster, SlurmCluster
 
 WITHOUT_EFA = 8
@@ -38,7 +39,8 @@ def problems(recipe: Recipe) -> list[str]:
     found = list(_unknown(cluster))
     if not found:
         found += [*_buying(cluster), *_gang(cluster), *_layout(cluster)]
-    found += [*_zones(cluster), *_lustre(cluster), *_names(recipe), *_brought(recipe)]
+        found += _brought(recipe)
+    found += [*_zones(cluster), *_lustre(cluster), *_names(recipe)]
     if isinstance(cluster, EksCluster):
         found += _kubernetes(cluster)
     return list(dict.fromkeys(found))
@@ -174,6 +176,8 @@ def _brought(recipe: Recipe) -> Iterator[str]:
             f"image.container: {cluster.kind} runs a container image, and none is named: name one that has "
             "Python, torch, transformers and boto3"
         )
+    if isinstance(cluster, BatchCluster) and not recipe.image.ami and is_neuron(cluster.instance_type):
+        yield "image.ami: AWS Batch has no image with the Neuron driver: name an AMI for ECS that has it"
     if isinstance(cluster, SlurmCluster) and cluster.flavour == "pcs" and not recipe.image.ami:
         yield "image.ami: AWS PCS has no image of its own for accelerators: name an AMI with the PCS agent and Slurm"
 

@@ -27,10 +27,11 @@ def operation(environ: dict[str, Any], service: str) -> str:
         return str(dict(parse_qsl(body.decode(), keep_blank_values=True)).get("Action", ""))
     path = environ.get("RAW_URI", environ.get("PATH_INFO", "")).partition("?")[0]
     query = dict(parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True))
+    told = set(query) | set(environ)
     fitting = [
         (len(needed), len(pattern.pattern), name)
         for method, pattern, needed, name in _routes(service)
-        if method == environ["REQUEST_METHOD"] and pattern.fullmatch(unquote(path) or "/") and needed <= set(query)
+        if method == environ["REQUEST_METHOD"] and pattern.fullmatch(unquote(path) or "/") and needed <= told
     ]
     return str(max(fitting)[2]) if fitting else ""
 
@@ -75,15 +76,20 @@ def _routes(service: str) -> list[tuple[str, re.Pattern[str], set[str], str]]:
 
 
 def _each_route(service: str) -> Iterator[tuple[str, re.Pattern[str], set[str], str]]:
-    """Method, path, the query's fields that have to be there, and name of each operation of a REST service."""
+    """Method, path, the query's fields and headers that have to be there, and name of every operation."""
     model = _model(service)
     for name, told in model["operations"].items():
         path, _, query = told["http"].get("requestUri", "/").partition("?")
         needed = {field.partition("=")[0] for field in query.split("&") if field}
         shape = model["shapes"].get(told.get("input", {}).get("shape", ""), {})
-        for member in shape.get("required", []):
-            about = shape["members"][member]
+        for about in (shape["members"][member] for member in shape.get("required", [])):
             if about.get("location") == "querystring":
                 needed.add(about["locationName"])
+            elif about.get("location") == "header":
+                needed.add(_header(about["locationName"]))
         pattern = re.sub(r"\\\{[^}]+?(\\\+)?\\\}", lambda found: ".+" if found.group(1) else "[^/]+", re.escape(path))
         yield told["http"]["method"], re.compile(pattern), needed, name
+
+
+def _header(name: str) -> str:
+    return f"HTTP_{name.upper().replace('-', '_')}"

@@ -5,6 +5,7 @@ import http.client
 import importlib.util
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -52,6 +53,8 @@ def start(
     """
     if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
         raise ClusterError("the emulator needs moto, which is not installed: uv sync --extra local")
+    if port and not _free(port):
+        raise ClusterError(f"the emulator did not start: port {port} is in use; name another one")
     folder = folder or state_folder() / "services"
     folder.mkdir(parents=True, exist_ok=True)
     _sweep(folder)
@@ -117,6 +120,16 @@ def _wait(place: Path, port: int | None) -> str:
         time.sleep(0.02)
     keeper.stop(place, wait_s=5)
     raise ClusterError(f"the emulator did not answer within {START_S:.0f} s; its log is {place / 'log'}")
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def _answers(port: int) -> bool:

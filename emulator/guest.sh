@@ -36,7 +36,7 @@ mkdir $root/dev/shm $root/dev/pts $root/dev/mqueue
 mount -t tmpfs -o mode=1777 tmpfs $root/dev/shm
 mount -t devpts -o newinstance,ptmxmode=0666,mode=620 devpts $root/dev/pts
 ln -s pts/ptmx $root/dev/ptmx
-mount -t mqueue mqueue $root/dev/mqueue
+mount -t mqueue mqueue $root/dev/mqueue || : # not in every kernel
 
 # Version 1 of cgroups: a subtree of each controller is all that the guest sees.
 if [ -n "$cgroup" ]; then

@@ -240,7 +240,8 @@ class Pool:
     def boot(self, name: str, group: str = "", share: Iterable[str | Path] = ()) -> Guest:
         """A fresh host of that name, which must not be up; hosts of one group know each other by name.
 
-        `share` are folders it writes beside those that all do. A name keeps its address. Raises `ValueError` for a name that is taken, `RuntimeError` if it does not start.
+        `share` are folders it writes beside those that all do. A name keeps its address. Raises `ValueError` for a
+        name that is taken, `RuntimeError` if it does not start.
         """
         with self._lock:
             if (there := self.guests.get((group, name))) and there.alive:

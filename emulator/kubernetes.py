@@ -1,9 +1,9 @@
 """The Kubernetes API servers of the emulated EKS clusters, at /kubernetes/<cluster>/…, and what makes them go.
 
 Storage, versions, watches, strict validation, Jobs and JobSets that really run their pods; enough of discovery for
-kubectl. Tokens are looked at as EKS does: they must be signed for this cluster; whoever signed may do everything.
+kubectl. A token must be what EKS takes, a signed request to STS; whoever signed it may do everything.
 
-    kubectl --server http://127.0.0.1:4566/kubernetes/tiny --token k8s-aws-v1.… get jobs
+    kubectl --server http://127.0.0.1:4566/kubernetes/tiny get jobs
     POST /castra/lose {"job": "tiny-train", "node": 1}        # pull the plug of that pod's node: see emulator.gangs
 """
 
@@ -26,6 +26,8 @@ from emulator.kubernetes_store import KINDS, Kind, Object, Objects, Refusal
 from emulator.memory import ACCOUNT
 
 PREFIX = "/kubernetes/"
+IDLE_S = 0.2
+"""Between two rounds of the controllers while nothing happens."""
 VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
 TOLD = (
     "name arn version roleArn resourcesVpcConfig kubernetesNetworkConfig logging identity status certificateAuthority "
@@ -48,12 +50,15 @@ class Cluster:
     def _go(self) -> None:
         while (about := _of_eks(self.name)) and about[0] == self.region:
             started = time.monotonic()
+            seen = self.world.last
             try:
                 reconcile(self.world)
                 self.machines.step(groups_of(self.name, self.region))
             except Exception:  # noqa: BLE001  a controller tries again, whatever happened
                 traceback.print_exc()
-            time.sleep(max(TICK_S, time.monotonic() - started))  # half of the time at most
+            spent = time.monotonic() - started
+            self.world.wait(seen, IDLE_S)
+            time.sleep(max(TICK_S, spent))  # busy for half of the time at most
         self.machines.close()
         _clusters.pop(self.name, None)
 
@@ -122,7 +127,9 @@ class Request:
         self.body = body
 
     def authenticate(self) -> None:
-        """Take a token that is a request to STS, signed for this cluster; raises `Refusal` (401)."""
+        """Take a token that is a request to STS, signed for a cluster, or none: kubectl sends none over http."""
+        if not self.login:
+            return
         try:
             token = self.login.removeprefix("Bearer k8s-aws-v1.")
             url = urlsplit(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode())

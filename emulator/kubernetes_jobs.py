@@ -18,6 +18,7 @@ from emulator.kubernetes_store import (
     made,
     now,
     owner_of,
+    owners,
     phase,
     set_condition,
 )
@@ -35,6 +36,8 @@ def reconcile(world: Objects) -> None:
         _jobset(world, one)
     for one in world.listed("Job"):
         _job(world, one)
+    uids = {one["metadata"]["uid"] for one in world.listed("Job")}
+    _release(world, [one for one in world.listed("Pod") if not uids & set(owners(one))])
     world.collect()
 
 
@@ -128,11 +131,10 @@ def _pod(world: Objects, job: Object, index: int) -> Object:
     about, template = job["metadata"], job["spec"]["template"]
     namespace = about["namespace"]
     world.get("ServiceAccount", namespace, template["spec"].get("serviceAccountName", "default"))
-    labels = {JOB_NAME: about["name"], "job-name": about["name"], INDEX: str(index)}
     pod = made("Pod", f"{about['name']}-{index}-{secrets.token_hex(3)[:5]}", namespace)
     pod["metadata"] |= {
-        "labels": template.get("metadata", {}).get("labels", {}) | labels,
-        "annotations": template.get("metadata", {}).get("annotations", {}) | {INDEX: str(index)},
+        "labels": template["metadata"]["labels"] | {INDEX: str(index)},
+        "annotations": template["metadata"].get("annotations", {}) | {INDEX: str(index)},
         "ownerReferences": owner_of(job),
         "finalizers": [TRACKING],
     }

@@ -133,6 +133,8 @@ class Objects:
                 told_name = f'{BY_NAME[kind].qualified} "{about["name"]}"'
                 raise Refusal(409, "AlreadyExists", f"{told_name} already exists")
             about |= {"uid": str(uuid.uuid4()), "creationTimestamp": now(), "generation": 1}
+            if kind == "Job":
+                _select(one)
             self._keep("ADDED", one)
             if kind == "Namespace":
                 self.create(made("ServiceAccount", "default", about["name"]))
@@ -181,9 +183,12 @@ class Objects:
                 about["finalizers"] = [*about.get("finalizers", []), ORPHAN_FINALIZER]
 
         with self.lock:
-            marked = self.change(of, mark)
-            self._drop_if_free(marked)
-            return marked
+            about = of["metadata"]
+            newest = self.objects.get((of["kind"], about.get("namespace", ""), about["name"]), of)
+            if not foreground and self._is_free(newest):
+                self.remove(newest)
+                return newest
+            return self.change(of, mark)
 
     def remove(self, of: Object) -> None:
         """Remove an object whatever holds it."""
@@ -209,6 +214,11 @@ class Objects:
                 namespace = one["metadata"].get("namespace")
                 if namespace and ("Namespace", "", namespace) not in self.objects:
                     self.delete(one)
+
+    def wait(self, since: int, patience_s: float) -> None:
+        """Wait until something happens after version `since`."""
+        with self.lock:
+            self.lock.wait_for(lambda: self.last > since, patience_s)
 
     def watch(
         self, kind: str, namespace: str, selector: str, since: int, until: Callable[[], bool]
@@ -239,11 +249,24 @@ class Objects:
         self.changes.append(Change(self.last, type_, one))
         self.lock.notify_all()
 
-    def _drop_if_free(self, one: Object) -> None:
-        about = one["metadata"]
+    def _is_free(self, one: Object) -> bool:
+        """Whether nothing holds an object that is to be removed."""
         runs = one["kind"] == "Pod" and one["spec"].get("nodeName") and phase(one) not in ("Succeeded", "Failed")
-        if about.get("deletionTimestamp") and not about.get("finalizers") and not runs:
+        return not one["metadata"].get("finalizers") and not runs
+
+    def _drop_if_free(self, one: Object) -> None:
+        if one["metadata"].get("deletionTimestamp") and self._is_free(one):
             self.remove(one)
+
+
+def _select(job: Object) -> None:
+    """Mark the pods-to-be of a Job as its own, as the API does."""
+    about, template = job["metadata"], job["spec"]["template"]
+    mine = {"batch.kubernetes.io/controller-uid": about["uid"]}
+    labels = mine | {"batch.kubernetes.io/job-name": about["name"], "job-name": about["name"]}
+    marked = template.get("metadata") or {}
+    template["metadata"] = marked | {"labels": (marked.get("labels") or {}) | labels}
+    job["spec"]["selector"] = {"matchLabels": mine}
 
 
 def made(kind: str, name: str, namespace: str = "", **more: Any) -> Object:

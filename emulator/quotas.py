@@ -55,6 +55,11 @@ def clear() -> None:
     _set.clear()
 
 
+def value(name: str) -> float:
+    """The quota of that name or code."""
+    return _set.get(name, GENEROUS)
+
+
 @answers("servicequotas", "GetServiceQuota")
 def get(call: Call) -> dict[str, Any]:
     """One quota."""

@@ -15,6 +15,8 @@ from emulator.errors import TemplateError
 from emulator.request import fitted
 
 Properties = Mapping[str, Any]
+LABELS = ("tags", "tagspecifications")
+"""Members that are left out when they are empty: most services refuse an empty one."""
 PATIENCE_S = 120.0
 """The longest that anything here takes to become usable."""
 
@@ -97,7 +99,8 @@ class Resource:
     def call(self, service: str, operation: str, told: Properties | None = None, **more: Any) -> Any:
         """Make a request out of properties; raises `ValueError` if they do not fit it."""
         client = getattr(self.aws, service)
-        return getattr(client, operation)(**fitted(client, operation, {**(told or {}), **more}))
+        asked = {key: one for key, one in {**(told or {}), **more}.items() if one or key.lower() not in LABELS}
+        return getattr(client, operation)(**fitted(client, operation, asked))
 
     def chosen(self, *but: str) -> dict[str, Any]:
         """The properties but these."""

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from emulator import sagemaker_engine
+from emulator import quotas, sagemaker_engine
 from emulator.extension import Call, Fault, answers
 from emulator.memory import ACCOUNT
 from emulator.sagemaker_engine import Record, TrainingJob
@@ -41,6 +41,7 @@ def create_training_job(call: Call) -> Record:
                 "Training job names must be unique within an AWS account and region, and a training job with this name"
             )
             raise Fault("ResourceInUse", f"{told} already exists ({arn})")
+        _check_quota(call.region, asked)
         job = TrainingJob(call.region, arn, asked)
         job.keep_alive_s = asked["ResourceConfig"].get("KeepAlivePeriodInSeconds", 0)
         if job.keep_alive_s and (pool := _warm_pool(job)):
@@ -245,6 +246,22 @@ def _check(asked: Record) -> None:
             raise refusal("KeepAlivePeriodInSeconds and TrainingPlanArn are not supported with managed spot training")
     elif wait is not None:
         raise refusal("MaxWaitTimeInSeconds requires EnableManagedSpotTraining")
+
+
+def _check_quota(region: str, asked: Record) -> None:
+    """Whether the account may have so many instances at a time."""
+    kind, wanted = (asked["ResourceConfig"][key] for key in ("InstanceType", "InstanceCount"))
+    name = f"{kind} for {'spot ' if asked.get('EnableManagedSpotTraining') else ''}training job usage"
+    going = [job for (where, _), job in JOBS.items() if where == region and not job.done]
+    told = [one for job in going if (one := job.told["ResourceConfig"])["InstanceType"] == kind]
+    used, most = sum(one["InstanceCount"] for one in told), quotas.value(name)
+    if used + wanted > most:
+        raise Fault(
+            "ResourceLimitExceeded",
+            f"The account-level service limit '{name}' is {most:g} Instances, with current utilization of {used} "
+            f"Instances and a request delta of {wanted} Instances. Please use AWS Service Quotas to request an "
+            "increase for this quota.",
+        )
 
 
 def _check_place(region: str, asked: Record) -> None:

@@ -35,7 +35,7 @@ MESSAGES = {
     "Failed": "Training job failed",
     "MaxRuntimeExceeded": "Training job runtime exceeded MaxRuntimeInSeconds provided",
     "MaxWaitTimeExceeded": "Training job wait time exceeded MaxWaitTimeInSeconds provided",
-    "Restarting": "Training job is restarted",
+    "Interrupted": "Managed spot training was interrupted; waiting for instances",
 }
 Record = dict[str, Any]
 
@@ -106,7 +106,11 @@ class TrainingJob:
                 ended = told
             except (LookupError, OSError, RuntimeError) as error:
                 ended = Ended("Failed", "Failed", str(error))
-            if ended.reason != INTERNAL or attempt > self.told.get("RetryStrategy", {}).get("MaximumRetryAttempts", 0):
+            if ended.reason != INTERNAL:
+                break
+            if self.told.get("EnableManagedSpotTraining"):  # instances come and go
+                self.enter("Interrupted")
+            elif attempt > self.told.get("RetryStrategy", {}).get("MaximumRetryAttempts", 0):
                 break
             self.enter("Starting")
         self.ended, self.reason = time.time(), ended.reason
@@ -132,8 +136,9 @@ class TrainingJob:
         """Get the instances, if they are to be had; on Spot, wait for them."""
         kind = self.told["ResourceConfig"]["InstanceType"].removeprefix("ml.")
         spot = bool(self.told.get("EnableManagedSpotTraining"))
-        zone = f"{self.region}a"
-        while faults.no_capacity(kind, zone, "spot" if spot else "on-demand") is not None:
+        plan = self.told["ResourceConfig"].get("TrainingPlanArn", "").rpartition("/")[2]
+        market, zones = "spot" if spot else plan or "on-demand", self._zones()
+        while all(faults.no_capacity(kind, zone, market) is not None for zone in zones):
             if not spot:
                 raise Ended("Failed", "Failed", NO_CAPACITY)
             if time.time() - self.created > self.told["StoppingCondition"]["MaxWaitTimeInSeconds"]:
@@ -141,6 +146,15 @@ class TrainingJob:
             self._hear()
             time.sleep(gangs.POLL_S)
         self._hear()
+
+    def _zones(self) -> list[str]:
+        """The zones in which the instances may be."""
+        from emulator.world import World
+
+        if "VpcConfig" not in self.told:
+            return [f"{self.region}a"]
+        subnets = World.region(self.region).services.ec2.describe_subnets(SubnetIds=self.told["VpcConfig"]["Subnets"])
+        return sorted({one["AvailabilityZone"] for one in subnets["Subnets"]})
 
     def _hear(self) -> None:
         """Obey a stop that came before the program was started."""

@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
 
-from emulator import control, extension, kubernetes
+from emulator import bulk, control, endpoints, extension, kubernetes
 
 PATH = "/castra/emulator"
 MEMORY = secrets.token_hex(8)
 
 
 CONDITIONS = {"HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH"}
-ANSWERING = ("batch_jobs", "eks", "fsx", "hyperpod", "pcluster", "pcs", "prices", "sagemaker")
+ANSWERING = ("batch_jobs", "eks", "fsx", "hyperpod", "images", "pcluster", "pcs", "prices", "sagemaker")
 """Modules of ours that answer in place of moto; they register themselves."""
 WARM = ("s3", "iam", "logs", "ec2")
 """Services whose import takes long: done in the background while the server answers already."""
@@ -59,21 +59,31 @@ class Application:
     def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         if environ.get("PATH_INFO", "").startswith(kubernetes.PREFIX):
             return kubernetes.application(environ, start_response)
+        service = extension.signed_for(environ)[0]
         if (call := extension.understood(environ)) is not None:
             return extension.respond(call, start_response)
-        application = self.stacks if extension.signed_for(environ)[0] == "cloudformation" else self.moto
+        if service == "sagemaker":
+            endpoints.know_instances()
+        if service == "s3":
+            bulk.take_over()
+            if (answer := bulk.read(self.moto, environ, start_response)) is not None:
+                return answer
+        application = self.stacks if service == "cloudformation" else self.moto
         # moto compares and writes in two steps: without the lock two conditional writes could both succeed
         with self.conditional if CONDITIONS & environ.keys() else contextlib.nullcontext():
-            answer: Iterable[bytes] = application(environ, start_response)
-        return answer
+            return application(environ, start_response)
 
 
 def warm() -> None:
     """Import what the first requests will need."""
     from moto.backends import get_backend
 
+    from emulator.world import World
+
+    here = World.region(os.environ.get("AWS_REGION", "us-east-1"))
     for service in WARM:
         get_backend(service)
+        getattr(here.services, service)
 
 
 def main(port: int) -> None:

@@ -193,9 +193,9 @@ class SlurmGuests:
         self._boot(node)
         self._daemon(node, "slurmd -D -b")
 
-    def start_controller(self) -> None:
-        """Start slurmctld, which finds the state it had."""
-        self._daemon(HEAD, "slurmctld -D -i")
+    def start_controller(self, forgetful: bool = False) -> None:
+        """Start slurmctld, which finds the state it had, or forgets it."""
+        self._daemon(HEAD, "slurmctld -D -i -c" if forgetful else "slurmctld -D -i")
 
     def stop_controller(self) -> None:
         """Stop slurmctld; it saves its state."""

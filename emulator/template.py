@@ -168,7 +168,16 @@ class Values:
     def _resolved(self, found: re.Match[str]) -> str:
         service, told = found.groups()
         around = self.template.around
-        return around.secret(told) if service == "secretsmanager" else around.parameter(told.partition(":")[0])
+        if self.foreseen and UNKNOWN.search(told):
+            return f"<{service}>"
+        if service == "secretsmanager":
+            return around.secret(told)
+        try:
+            return around.parameter(told.partition(":")[0])
+        except TemplateError:
+            if not self.foreseen:  # it may come with the stack
+                raise
+            return f"<{service}>"
 
     def _attribute(self, told: Any) -> Any:
         name, attribute = told.split(".", 1) if isinstance(told, str) else (told[0], self.of(told[1]))

@@ -1,6 +1,5 @@
 """What CloudFormation knows: the stacks and change sets of every region, and what templates may ask about the rest."""
 
-import hashlib
 import json
 import threading
 from dataclasses import dataclass, field
@@ -96,12 +95,10 @@ class Region:
         return True
 
     def parameter(self, name: str) -> str:
-        """The value of a parameter of the systems manager; AWS's own images are made up where moto has none."""
+        """The value of a parameter of the systems manager."""
         try:
             return str(self.services.ssm.get_parameter(Name=name, WithDecryption=True)["Parameter"]["Value"])
         except ClientError:
-            if name.startswith("/aws/service/") and any(word in name for word in ("ami", "image")):
-                return f"ami-{hashlib.sha256(name.encode()).hexdigest()[:17]}"
             raise TemplateError(f"Unable to fetch parameters [{name}] from parameter store for this account.") from None
 
     def secret(self, told: str) -> str:

@@ -14,8 +14,8 @@ from tasks.ground import Place
 from tasks.policy import PATIENT, Interrupted
 from tasks.watch import Follower, follow
 
-NO_CAPACITY = re.compile(r"CapacityError|InsufficientInstanceCapacity|INSUFFICIENT_INSTANCE_CAPACITY")
-"""How AWS says that a job ended because no instances were to be had."""
+NO_CAPACITY = re.compile(r"^no capacity|CapacityError|InsufficientInstanceCapacity|INSUFFICIENT_INSTANCE_CAPACITY")
+"""How adapters and AWS say that a job ended because no instances were to be had."""
 
 
 @dataclass(frozen=True)

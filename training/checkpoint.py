@@ -12,6 +12,7 @@ import io
 import json
 import os
 import shutil
+import tempfile
 import time
 import warnings
 from collections.abc import Sequence
@@ -32,11 +33,9 @@ if TYPE_CHECKING:
 MANIFEST: Final = "manifest.json"
 BYTES_PER_WEIGHT: Final = 12
 """fp32 weight and two fp32 moments (Rajbhandari et al., "ZeRO", 2020, section 3.1)."""
-COLLECTED: Final = ".collected"
-"""Below a run's output, for a moment: a checkpoint that was put together from several nodes."""
 PIECE: Final = 64 << 20
 """Bytes that travel at once from one node's disk to another's."""
-UPLOAD_POLL_S: Final = 0.5
+UPLOAD_POLL_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +102,8 @@ def prune(output: Path, keep: int, world: World) -> None:
 def collect(checkpoint: Path, world: World) -> Path:
     """Return where rank 0 finds all files of a complete checkpoint; every rank must call it.
 
-    That is the checkpoint itself or, where the nodes share no folder, one beside it for which rank 0 is sent the files
-    of the other nodes. It may be deleted after use.
+    That is the checkpoint itself or, where the nodes share no folder, another one for which rank 0 is sent the files of
+    the other nodes; delete it after use.
     """
     files = json.loads((checkpoint / MANIFEST).read_text())["files"]
     here = {name for name in files if (checkpoint / name).exists()}
@@ -112,13 +111,13 @@ def collect(checkpoint: Path, world: World) -> Path:
     missing = sorted(set(files) - holders[0])
     if not missing:
         return checkpoint
-    whole = checkpoint.parents[1] / COLLECTED
+    uploaded = os.environ.get("CASTRA_UPLOADED")
+    whole = Path(uploaded).with_name("collected") if uploaded else Path(tempfile.gettempdir(), "castra-collected")
     if world.rank == 0:
         shutil.rmtree(whole, ignore_errors=True)
-        for name in sorted(here):
+        for name in (*sorted(here), MANIFEST):
             (whole / name).parent.mkdir(parents=True, exist_ok=True)
-            (whole / name).hardlink_to(checkpoint / name)
-        shutil.copy(checkpoint / MANIFEST, whole)
+            (whole / name).symlink_to((checkpoint / name).absolute())
     for name in missing:
         holder = next(rank for rank, names in enumerate(holders) if name in names)
         source = checkpoint / name if world.rank == holder else whole / name

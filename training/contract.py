@@ -82,7 +82,8 @@ def _told(env: Mapping[str, str]) -> Node:
     if "AWS_BATCH_JOB_NUM_NODES" in env:
         return _batch(env, port)
     if "JOB_COMPLETION_INDEX" in env and "CASTRA_NODES" in env:
-        nodes, rank, told = int(env["CASTRA_NODES"]), int(env["JOB_COMPLETION_INDEX"]), env["MASTER_ADDR"]
+        nodes, rank = int(env["CASTRA_NODES"]), int(env["JOB_COMPLETION_INDEX"])
+        told = env["MASTER_ADDR"] if nodes > 1 else "127.0.0.1"
         attempt = int(env.get("CASTRA_ATTEMPT", 1))
         return Node("kubernetes", nodes, rank, _listening(told, rank), env.get("CASTRA_JOB", "job"), attempt, port)
     if "SLURM_JOB_ID" in env and "SLURM_NODEID" in env:

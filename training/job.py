@@ -50,9 +50,14 @@ def write_json(path: Path, value: Any) -> None:
 
 def progress(done: int, total: int, unit: str, **metrics: float) -> None:
     """Tell whoever follows the log how far the work is: `done` of `total` `unit`s, and what was measured."""
-    print(MARK + json.dumps({"done": done, "total": total, "unit": unit, "metrics": metrics}), flush=True)
+    _tell({"done": done, "total": total, "unit": unit, "metrics": metrics})
 
 
 def say(event: str, **facts: Any) -> None:
     """Tell whoever follows the log that something worth a line in the run's story happened."""
-    print(MARK + json.dumps({"event": event, **facts}), flush=True)
+    _tell({"event": event, **facts})
+
+
+def _tell(fact: dict[str, Any]) -> None:
+    """Write a line together with its end: under torchrun nothing is buffered, and several ranks write."""
+    print(f"{MARK}{json.dumps(fact)}\n", end="", flush=True)

@@ -85,8 +85,9 @@ class Mirror:
     def send(self, *, last: bool = False) -> None:
         """Do one pass; the `last` one of this node leaves no file behind. Raises `Trouble`."""
         finished = self._finished()  # first: what is sent after a manifest was seen is at least as new as that
+        complete = last or any(step not in self._told for step in finished)  # its journal must be as new as itself
         for name in self._files():
-            self._send(name, last=last)
+            self._send(name, growing=complete)
         for step in finished:
             if step not in self._told:
                 self._told.add(step)
@@ -139,7 +140,7 @@ class Mirror:
     def _is_sent(self, step: str) -> bool:
         return self._rank == 0 and len(self._heard.get(step, ())) == self._nodes
 
-    def _send(self, name: str, *, last: bool) -> None:
+    def _send(self, name: str, *, growing: bool) -> None:
         path = self._folder / name
         with contextlib.suppress(FileNotFoundError):  # deleted meanwhile, and so the next pass deletes it there
             version = _version(path)
@@ -147,7 +148,7 @@ class Mirror:
                 return
             if version[0] <= SMALL:
                 self._remote.write(name, path.read_bytes())
-            elif last or step_of(name) or self._unsettled.get(name) == version:
+            elif growing or step_of(name) or self._unsettled.get(name) == version:
                 self._remote.upload(name, path)
             else:
                 self._unsettled[name] = version

@@ -29,10 +29,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from training import contract, gang
+from training import contract
 from training.contract import Node
-from training.gang import Abort, AllDone, End, Go, Patience, Stop, Uploaded
+from training.follower import Follower
+from training.gang import FAREWELL_S, Abort, AllDone, End, Go, Patience, Stop, Uploaded
 from training.job import write_json
+from training.leader import Leader
 from training.process import FAILED, REFUSED, STOPPED, JobError, leave
 from training.program import Log, Program, adopt_orphans
 from training.remote import Trouble
@@ -121,7 +123,8 @@ class NodeProgram:
         self._why, self._reported = "", False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._events.put(Stop(STOPPED)))
-        self._gang = gang.join(node, task.name, Patience.read(os.environ), self._events.put)
+        gang = Follower if node.rank else Leader
+        self._gang = gang(node, task.name, Patience.read(os.environ), self._events.put)
         self._stage = Stage(task.name, node, self._gang.uploaded, self._upload_trouble)
 
     def run(self) -> int:
@@ -223,7 +226,7 @@ class NodeProgram:
         if self._aborted is not None:
             return
         self._aborted = why.code
-        self._give_up_at = time.monotonic() + ABORT_S + gang.FAREWELL_S
+        self._give_up_at = time.monotonic() + ABORT_S + FAREWELL_S
         if self._program is not None:
             self._program.ask_to_stop(launcher=self._task.processes_per_node > 0)
             self._kill_at = min(self._kill_at, time.monotonic() + ABORT_S)
@@ -254,13 +257,13 @@ class NodeProgram:
         if problem:
             self._log.say("error", message=problem)
             code = _worse(code)
-        assert isinstance(self._gang, gang.Leader)
+        assert isinstance(self._gang, Leader)
         self._gang.end(code)
 
     def _part(self) -> None:
         """Leave the gang; after a failure the leader first hears what the others could still save."""
         if self._aborted is not None and self._node.rank == 0:
-            until = time.monotonic() + gang.FAREWELL_S
+            until = time.monotonic() + FAREWELL_S
             while not self._gang.left(TICK_S) and time.monotonic() < until:
                 pass
             with contextlib.suppress(queue.Empty):
@@ -268,7 +271,7 @@ class NodeProgram:
                     self._react(self._events.get_nowait())
             if self._reported:
                 self._stage.publish(whole=False)
-        self._gang.leave(gang.FAREWELL_S)
+        self._gang.leave(FAREWELL_S)
         if self._outcome == 0:
             self._stage.clear()
 

@@ -58,11 +58,13 @@ def train(job: NodeJob, world: World) -> None:
     if world.rank == 0:
         _introduce(job, world, share, start)
     loop.run(start)
-    final = checkpoint.collect(checkpoint.path_of(job.output, settings["steps"]), world)
+    final = checkpoint.path_of(job.output, settings["steps"])
+    whole = checkpoint.collect(final, world)
     world.part()
     if world.rank == 0:
-        job.finish(_result(job, world, loop.journal.records(), start, final))
-        shutil.rmtree(job.output / checkpoint.COLLECTED, ignore_errors=True)
+        job.finish(_result(job, world, loop.journal.records(), start, whole))
+        if whole != final:
+            shutil.rmtree(whole)
 
 
 def learning_rate(step: int, settings: dict[str, Any]) -> float:
@@ -132,7 +134,7 @@ class Loop:
             if step == self._failure:
                 _die(self._job.output, step, self._world)
             if stop or step == steps or step % every == 0:
-                self._save(step)
+                self._save(step, tidy=not stop)
             if stop and step < steps:
                 if self._world.rank == 0:
                     say("stopped", step=step)
@@ -177,13 +179,15 @@ class Loop:
         self.journal.add({"step": step, **metrics})
         progress(step, self._settings["steps"], "step", **metrics)
 
-    def _save(self, step: int) -> None:
+    def _save(self, step: int, *, tidy: bool) -> None:
+        """Save a checkpoint; `tidy` deletes old ones, which may have to wait for uploads."""
         from training import checkpoint
 
         if self._world.rank == 0:
             self.journal.sync()
         saved = checkpoint.save(self._job.output, step, self._engine, self._identity, self._world)
-        checkpoint.prune(self._job.output, self._settings["keep_checkpoints"], self._world)
+        if tidy:
+            checkpoint.prune(self._job.output, self._settings["keep_checkpoints"], self._world)
         if self._world.rank == 0:
             say("checkpoint", step=step, name=saved.name)
 
@@ -307,14 +311,14 @@ def _memory_gib(world: World) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
 
-def _result(job: NodeJob, world: World, told: list[dict[str, float]], start: int, final: Path) -> dict[str, Any]:
+def _result(job: NodeJob, world: World, told: list[dict[str, float]], start: int, whole: Path) -> dict[str, Any]:
     """Sum the run up, over all its attempts; the weights are read back from the final checkpoint on the disk."""
     from training import checkpoint
     from training.model import build, weights_sha256
 
     settings = job.spec["train"]
     model = build(job.spec["model"], job.spec["data"]["sequence_length"])
-    checkpoint.load_weights(final, model)
+    checkpoint.load_weights(whole, model)
     tokens = settings["steps"] * settings["global_batch_size"] * job.spec["data"]["sequence_length"]
     seconds = sum(record["step_seconds"] for record in told)
     result = {

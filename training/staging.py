@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,7 +23,8 @@ from training.mirror import CHECKPOINTS, MANIFEST, RESULT, Mirror, step_of
 from training.process import JobError
 from training.remote import Found, Remote, Trouble
 
-SCRATCH: Final = "/tmp/castra"  # noqa: S108  every node has it, and a job's folder in it is its own
+SCRATCH: Final = Path(tempfile.gettempdir(), f"castra-{os.getuid()}")
+"""Of this user's, for on a cluster's node others have theirs."""
 TRIES: Final = 5
 """How often the last upload is tried; the pause before another try doubles, from a second on."""
 HURRY_S: Final = 5.0
@@ -38,7 +40,7 @@ class Stage:
 
     def __init__(self, job: str, node: Node, uploaded: Callable[[str], None], trouble: Callable[[str, bool], None]):
         self._node, self._uploaded, self._trouble = node, uploaded, trouble
-        self._scratch = Path(os.environ.get("CASTRA_SCRATCH") or SCRATCH) / job / f"node{node.rank}"
+        self._scratch = Path(os.environ.get("CASTRA_SCRATCH", SCRATCH)) / job / f"node{node.rank}"
         self._mirror: Mirror | None = None
 
     def bring(self, inputs: Mapping[str, str], output: str) -> tuple[dict[str, str], str]:

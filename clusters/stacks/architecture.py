@@ -9,6 +9,8 @@ from clusters.stacks.nodes import Place
 from clusters.stacks.parts import Part
 from recipes.spec import AwsCluster, BatchCluster, EksCluster, Recipe, SageMakerCluster, SlurmCluster
 
+CONTROL_ZONES = 2
+"""What an EKS control plane asks for. Which two must not change as long as it stands: the first by their letters."""
 SECOND_ZONE = {"ap-northeast-1": "c", "sa-east-1": "c", "us-west-1": "c"}
 """Next to zone a, where it is not b."""
 
@@ -41,15 +43,31 @@ def needed(
     if not isinstance(cluster, AwsCluster) or rung is None:
         return [Wanted(ground, "camp", camp.template(tls_only=tls_only))]
     places = _zones(cluster, rung, zones)
-    count = 2 if isinstance(cluster, EksCluster) else 1
+    count = CONTROL_ZONES if isinstance(cluster, EksCluster) else 1
     told = camp.template(places, count=count, tls_only=tls_only, nat=True, fleet=True)
     home = isinstance(cluster, SlurmCluster) and cluster.flavour == "pcs"
     shared, subnet = stack_name(recipe.name, "files"), camp.subnet(rung.zone or next(iter(places), ""))
-    place = Place(ground, subnet, shared if cluster.lustre_gib else "", shared if home else "")
+    control = tuple(map(camp.subnet, sorted(places)[:CONTROL_ZONES])) or camp.first_subnets(CONTROL_ZONES)
+    place = Place(ground, subnet, shared if cluster.lustre_gib else "", shared if home else "", control)
     stacks = [Wanted(ground, "camp", told)]
     if place.fsx or place.home:
         stacks.append(_wanted(recipe, "files", files.template(recipe, cluster, place)))
     return stacks + _cluster(recipe, cluster, rung, place)
+
+
+def in_the_way(recipe: Recipe, before: Rung, after: Rung) -> list[str]:
+    """The stacks of one rung that must be deleted before another is deployed, in that order.
+
+    In the same zone, Batch and EKS are changed in place. What stands in another zone is not: others import what would
+    change. PCS and HyperPod have names of their own, under which AWS makes nothing anew.
+    """
+    cluster = recipe.cluster
+    movable = isinstance(cluster, BatchCluster | SageMakerCluster) or (
+        isinstance(cluster, EksCluster) and cluster.flavour == "nodegroup"
+    )
+    if before == after or (movable and before.zone == after.zone):
+        return []
+    return [one.name for one in reversed(needed(recipe, before)[1:])]
 
 
 def _zones(cluster: AwsCluster, rung: Rung, given: Sequence[str]) -> tuple[str, ...]:

@@ -35,7 +35,9 @@ def template(recipe: Recipe, cluster: BatchCluster, rung: Rung, place: nodes.Pla
     """
     group = {"PlacementGroup": nodes.placement_group()} if nodes.close_together(cluster, rung) else {}
     resources = group | {
-        "LaunchTemplate": nodes.launch_template(place, rung, UserData=nodes.first_minutes(place)),
+        "LaunchTemplate": nodes.launch_template(
+            place, rung, UserData=nodes.first_minutes(place), BlockDeviceMappings=nodes.root_volume()
+        ),
         "ComputeEnvironment": _environment(recipe, cluster, rung, place),
         "JobQueue": _queue(recipe, cluster),
         "Repository": _repository(),

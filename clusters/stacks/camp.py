@@ -93,6 +93,11 @@ def subnet(zone: str) -> str:
     return f"PrivateSubnet{zone[-1:].upper()}"
 
 
+def first_subnets(count: int) -> tuple[str, ...]:
+    """The outputs that are the private subnets of a camp whose zones are not named."""
+    return tuple(f"PrivateSubnet{index + 1 if index else ''}" for index in range(count))
+
+
 def _places(zones: tuple[str, ...], count: int) -> dict[str, tuple[int, Any]]:
     """Letter of the zone → which block of addresses it has, and the zone.
 

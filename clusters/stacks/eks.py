@@ -5,6 +5,7 @@ from typing import Any
 from clusters.capacity import Rung
 from clusters.stacks import nodes
 from clusters.stacks.parts import (
+    LOG_DAYS,
     Part,
     allow,
     assemble,
@@ -29,13 +30,14 @@ NODE_POLICIES = ("AmazonEKSWorkerNodePolicy", "AmazonEKS_CNI_Policy", "AmazonEC2
 
 
 def template(recipe: Recipe, cluster: EksCluster, rung: Rung, place: nodes.Place) -> Part:
-    """The template for one rung; the control plane stands in all of the camp's zones.
+    """The template for one rung; the control plane and the small nodes stand in two of the camp's zones.
 
     Under HyperPod somebody else brings the accelerators. Whoever deploys it administers the cluster.
     Device plugins (NVIDIA, Neuron, EFA) are no add-ons of EKS: the adapter applies them as manifests.
     Outputs: Cluster (its name), ClusterArn, Namespace, ServiceAccount, PodRole (its ARN).
     """
     resources = {
+        "LogGroup": _log_group(recipe),
         "ControlRole": role("What EKS does for its cluster", "eks", managed=("AmazonEKSClusterPolicy",)),
         "Cluster": _cluster(recipe, cluster, place),
         "NodeRole": role("What a node does for Kubernetes", "ec2", managed=NODE_POLICIES),
@@ -72,15 +74,24 @@ def _cluster(recipe: Recipe, cluster: EksCluster, place: nodes.Place) -> Part:
         KubernetesNetworkConfig={"IpFamily": "ipv4", "ServiceIpv4Cidr": SERVICES},
         Logging={"ClusterLogging": {"EnabledTypes": [{"Type": kind} for kind in LOGS]}},
         ResourcesVpcConfig={
-            "SubnetIds": {"Fn::Split": [",", imported(place.camp, "PrivateSubnets")]},
+            "SubnetIds": _control_subnets(place),
             "SecurityGroupIds": [place.group_id],
             "EndpointPrivateAccess": True,
             "EndpointPublicAccess": True,
         },
-        UpgradePolicy={
-            "SupportType": "EXTENDED"
-        },  # a version that leaves standard support goes on, for 0.50 USD/h more
+        UpgradePolicy={"SupportType": "EXTENDED"},  # a version that leaves standard support costs more, and goes on
+    ) | {"DependsOn": "LogGroup"}
+
+
+def _log_group(recipe: Recipe) -> Part:
+    """Made before EKS makes it by itself, without an end to its lines and for nobody to delete."""
+    return part(
+        "Logs::LogGroup", LogGroupName=f"/aws/eks/{cluster_name(recipe.name)}/cluster", RetentionInDays=LOG_DAYS
     )
+
+
+def _control_subnets(place: nodes.Place) -> list[Part]:
+    return [imported(place.camp, name) for name in place.control]
 
 
 def _system_template() -> Part:
@@ -95,7 +106,7 @@ def _system_nodes(place: nodes.Place) -> Part:
         NodeRole=att("NodeRole", "Arn"),
         AmiType="AL2023_x86_64_STANDARD",
         InstanceTypes=[SYSTEM_TYPE],
-        Subnets={"Fn::Split": [",", imported(place.camp, "PrivateSubnets")]},
+        Subnets=_control_subnets(place),
         LaunchTemplate=_latest("SystemTemplate"),
         ScalingConfig={"MinSize": SYSTEM_NODES, "DesiredSize": SYSTEM_NODES, "MaxSize": SYSTEM_NODES},
     ) | {"DependsOn": ["VpcCni", "KubeProxy"]}
@@ -103,7 +114,8 @@ def _system_nodes(place: nodes.Place) -> Part:
 
 def _nodegroup(recipe: Recipe, cluster: EksCluster, rung: Rung, place: nodes.Place) -> Part:
     group = nodes.close_together(cluster, rung)
-    more: Part = {"Placement": {"GroupName": ref("PlacementGroup")}} if group else {}
+    more: Part = {"BlockDeviceMappings": nodes.root_volume()}
+    more |= {"Placement": {"GroupName": ref("PlacementGroup")}} if group else {}
     if rung.market == "block":
         more["InstanceType"] = rung.instance_type  # a block is asked for by the template alone
     if recipe.image.ami:

@@ -19,7 +19,9 @@ METADATA = {"HttpEndpoint": "enabled", "HttpTokens": "required", "HttpPutRespons
 SCRATCH = """#!/bin/bash
 # One file system over all local drives, at /scratch.
 set -euo pipefail
-dnf install -y mdadm xfsprogs
+need() { command -v "$1" >/dev/null || dnf install -y "$2" || apt-get install -y "$2"; }
+need mdadm mdadm
+need mkfs.xfs xfsprogs
 mapfile -t drives < <(lsblk -dpno NAME,MODEL | awk '/Instance Storage/ {print $1}')
 mkdir -p /scratch
 if [ "${#drives[@]}" -gt 1 ]; then
@@ -32,11 +34,11 @@ if [ "${#drives[@]}" -eq 1 ]; then
 fi
 chmod 1777 /scratch
 """
-LUSTRE = """dnf install -y lustre-client
+LUSTRE = """need mount.lustre lustre-client
 mkdir -p /fsx
 mount -t lustre -o noatime,flock {dns}@tcp:/{mount} /fsx
 """
-HOME = """dnf install -y nfs-utils
+HOME = """need mount.nfs nfs-utils
 mount -t nfs -o nfsvers=4.2,noatime {dns}:/fsx/ /home
 """
 BOUNDARY = "==castra=="
@@ -50,6 +52,8 @@ class Place:
     subnet: str
     fsx: str = ""
     home: str = ""
+    control: tuple[str, ...] = ()
+    """Outputs of the camp's that are subnets for what must be in two zones."""
 
     @property
     def subnet_id(self) -> Part:
@@ -85,19 +89,23 @@ def market(rung: Rung) -> Part:
 
 
 def launch_template(place: Place, rung: Rung, *, groups: tuple[Part, ...] = (), **more: Any) -> Part:
-    """A launch template of the rung's type: interfaces, market, root volume, metadata by token only.
+    """A launch template of the rung's type: interfaces, market, metadata by token only.
 
     The security groups are the camp's and `groups`, on each interface; no subnet is named, which EKS refuses. `more` is
     added to the template's data.
     """
-    volume = {"VolumeType": "gp3", "VolumeSize": ROOT_GIB, "Encrypted": True, "DeleteOnTermination": True}
     data: Part = {
         "NetworkInterfaces": interfaces(catalog.find(rung.instance_type), [place.group_id, *groups]),
-        "BlockDeviceMappings": [{"DeviceName": "/dev/xvda", "Ebs": volume}],
         "MetadataOptions": METADATA,
         "TagSpecifications": [{"ResourceType": kind, "Tags": named("node")} for kind in ("instance", "volume")],
     }
     return part("EC2::LaunchTemplate", LaunchTemplateData=data | market(rung) | more)
+
+
+def root_volume() -> list[Part]:
+    """The block devices of an Amazon Linux image, which calls its root /dev/xvda."""
+    volume = {"VolumeType": "gp3", "VolumeSize": ROOT_GIB, "Encrypted": True, "DeleteOnTermination": True}
+    return [{"DeviceName": "/dev/xvda", "Ebs": volume}]
 
 
 def placement_group() -> Part:

@@ -35,3 +35,13 @@ def cluster(folder: Path) -> SlurmCluster:
     reach = guests(folder.parent).reach()
     address = {"cluster": "slurm", "reach": json.dumps(reach), "folder": f"{folder}/jobs", "gpus": "0"}
     return SlurmCluster(address | {"python": "python", "grace_s": GRACE_S}, open_store(f"file://{folder}/store"))
+
+
+def mend(share: Path) -> None:
+    """Make the session's Slurm whole again: no jobs, all nodes up."""
+    slurm = guests(share)
+    slurm.sh("scancel --user=root")
+    for node in slurm.nodes:
+        if not slurm.alive(node):
+            slurm.power_on(node)
+    slurm.wait_idle()

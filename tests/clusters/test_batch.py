@@ -5,7 +5,7 @@ import os
 import signal
 import urllib.request
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from botocore.loaders import Loader
@@ -17,7 +17,8 @@ from clusters.aws import Site
 from clusters.base import ClusterError, Job, Refused, State, Unreachable
 from clusters.batch import BatchCluster
 from clusters.names import fitted
-from store.files import FileStore
+from clusters.render import NamedStore
+from store import Store
 from tests.clusters.batch_yard import batch
 from tests.clusters.yard import Yard, finished, ready, wait_until
 from tests.sky import client
@@ -34,17 +35,11 @@ ADDRESS = {
 }
 
 
-class Bucket(FileStore):
-    """A store that says it is in S3, to render for."""
-
-    url = "s3://bucket/castra"
-
-    def __init__(self) -> None:
-        pass
+STORE = cast("Store", NamedStore("s3://bucket/castra"))
 
 
 def rendered(job: Job = JOB, **more: str) -> dict[str, Any]:
-    return BatchCluster(ADDRESS | {"instance_type": "p5.48xlarge"} | more, Bucket()).render(job)
+    return BatchCluster(ADDRESS | {"instance_type": "p5.48xlarge"} | more, STORE).render(job)
 
 
 def check(operation: str, request: Any) -> None:
@@ -97,7 +92,7 @@ def test_the_time_limit_and_the_tries_are_always_told() -> None:
 
 
 def test_what_is_not_known_yet_has_a_placeholder() -> None:
-    told = BatchCluster({"instance_type": "p5.48xlarge", "castra:run": "r1"}, Bucket()).render(JOB)
+    told = BatchCluster({"instance_type": "p5.48xlarge", "run": "r1"}, STORE).render(JOB)
     assert told["submit_job"]["jobQueue"] == "${JobQueue}"
     assert container(told)["jobRoleArn"] == "${JobRole}"
     assert told["submit_job"]["tags"] == {"castra:run": "r1", "castra:job": JOB.name, "castra:timeout_s": "86400"}
@@ -122,13 +117,16 @@ def test_long_and_strange_names_stay_apart() -> None:
 
 def test_forget_leaves_no_definition(site: Site, yard: Yard, tmp_path: Path) -> None:
     cluster = batch(tmp_path)
-    job_id = cluster.submit(yard.job("v1.2 forgotten".replace(" ", "-")))
+    job_id = cluster.submit(yard.job("v1.2-forgotten"))
     finished(cluster, job_id)
     api = client("batch", site.endpoint)
     asked = {"jobDefinitionName": fitted("v1.2-forgotten", 128, r"[^A-Za-z0-9_-]"), "status": "ACTIVE"}
-    assert len(api.describe_job_definitions(**asked)["jobDefinitions"]) == 1
+    for told in (job_id, "v1.2-forgotten"):
+        assert len(api.describe_job_definitions(**asked)["jobDefinitions"]) == 1
+        cluster.forget(told)
+        assert api.describe_job_definitions(**asked)["jobDefinitions"] == []
+        api.register_job_definition(**cluster.render(yard.job("v1.2-forgotten"))["register_job_definition"])
     cluster.forget(job_id)
-    assert api.describe_job_definitions(**asked)["jobDefinitions"] == []
     assert cluster.find("v1.2-forgotten") == job_id
 
 
@@ -192,6 +190,7 @@ def test_a_host_that_is_lost_is_told_and_started_again(site: Site, yard: Yard, t
     assert "Host EC2" in status.reason
 
 
+GANG_ENV = {"OMP_NUM_THREADS": "1", "CASTRA_GANG_SILENCE_S": "5"}
 GANG = """
 import os, pathlib, signal, sys, time, json
 import torch.distributed as dist
@@ -211,16 +210,17 @@ os._exit(0)
 
 @pytest.mark.torch
 @pytest.mark.root
-def test_a_dead_child_ends_the_gang_which_is_started_again(site: Site, yard: Yard, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", ["program", "host"])
+def test_a_dead_child_ends_the_gang_which_is_started_again(site: Site, yard: Yard, tmp_path: Path, fault: str) -> None:
     """AWS Batch itself does nothing when a child dies, so the node programs must."""
     cluster = batch(tmp_path)
     (yard.folder / "gang.py").write_text(GANG)
-    plain = yard.job("gang", place=str(tmp_path))
-    job = Job("gang", "gang", plain.config, 2, 1, {**plain.env, "OMP_NUM_THREADS": "1"}, timeout_s=180, restarts=1)
+    plain = yard.job(f"gang-{fault}", place=str(tmp_path))
+    job = Job(f"gang-{fault}", "gang", plain.config, 2, 1, {**plain.env, **GANG_ENV}, timeout_s=180, restarts=1)
     job_id = cluster.submit(job)
     wait_until((tmp_path / "pid-1-1").exists, 90)
     wait_until(lambda: any("rank 1 of 2 in attempt 1" in line for line in cluster.logs(job_id)[0]), 30)
-    kill_program(yard, rank=1)
+    kill_program(yard, rank=1) if fault == "program" else lose(site, job_id, 1)
     status = finished(cluster, job_id, 90)
     assert (status.state, status.exit_code) == (State.SUCCEEDED, 0), cluster.logs(job_id)[0]
     lines = cluster.logs(job_id)[0]

@@ -1,6 +1,5 @@
 """What every adapter must do, in the same words: the suite each of them runs."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ def local(folder: Path) -> Cluster:
 
 
 from tests.clusters.eks_yard import eks, jobset
+
 ADAPTERS = {"eks": eks, "jobset": jobset}
 
 

@@ -27,9 +27,9 @@ from tests.sky import client
 RELAY = """
 import json, os, sys, time
 spec = json.load(open(sys.argv[1]))["spec"]
-first = not os.path.exists(spec["mark"])
-if first and os.environ.get("RANK", "0") == "0":
-    open(spec["mark"], "w").close()
+mark = spec["mark"] + os.environ["RANK"]
+first = not os.path.exists(mark)
+open(mark, "w").close()
 print(f"start {os.environ['RANK']} of {os.environ['WORLD_SIZE']}", flush=True)
 print("ready", flush=True)
 time.sleep(600 if first and spec["waits"] else 0)
@@ -74,14 +74,14 @@ def test_a_gang_fails_as_one(cluster: EksCluster, yard: Yard) -> None:
     job_id = cluster.submit(gang(yard, "one-fails", code=3))
     status = finished(cluster, job_id, 60)
     assert status.state is State.FAILED
-    assert re.fullmatch(r"node \d exited with code \d+", status.reason)
+    assert re.fullmatch(r"node \d exited with code \d+", status.reason), status.reason
 
 
 @pytest.mark.torch
 @pytest.mark.skipif(not guests.possible(), reason="a node that is a plain process cannot fall silent")
 def test_a_lost_node_loses_the_job(cluster: EksCluster, yard: Yard, site: Site) -> None:
     job_id = cluster.submit(gang(yard, "loses", waits=True))
-    wait_until(lambda: sum("ready" in line for line in cluster.logs(job_id)[0]) == 2, 60)
+    wait_until(lambda: {"[node0] ready", "[node1] ready"} <= set(cluster.logs(job_id)[0]), 60)
     lose(site, job_id, 1)
     status = finished(cluster, job_id, 60)
     assert status.state is State.LOST
@@ -93,7 +93,7 @@ def test_a_lost_node_loses_the_job(cluster: EksCluster, yard: Yard, site: Site) 
 def test_a_jobset_starts_its_gang_again(tmp_path: Path, yard: Yard, site: Site) -> None:
     cluster = eks(tmp_path, workload="jobset")
     job_id = cluster.submit(gang(yard, "again", waits=True, restarts=1))
-    wait_until(lambda: sum("ready" in line for line in cluster.logs(job_id)[0]) == 2, 60)
+    wait_until(lambda: {"[node0] ready", "[node1] ready"} <= set(cluster.logs(job_id)[0]), 60)
     _, cursor = cluster.logs(job_id)
     lose(site, job_id, 1)
     assert finished(cluster, job_id, 90).state is State.SUCCEEDED
@@ -117,6 +117,15 @@ def test_the_device_plugins_are_brought_along(cluster: EksCluster, yard: Yard) -
     assert names == ["castra-efa-device-plugin", "castra-nvidia-device-plugin"][-len(names) :]
     node = next(iter(cluster.server.items("api/v1/nodes")))
     assert node["status"]["allocatable"]["nvidia.com/gpu"] == "1"
+
+
+def test_what_is_missing_is_said(tmp_path: Path, site: Site) -> None:
+    files = {"FileSystem": "fs-1", "MountName": "abc", "DnsName": "fs-1.fsx"}
+    told = eks(tmp_path, workload="jobset", queue="team-a", **files).lacks()
+    assert [sentence.partition(":")[0] for sentence in told] == [
+        "the cluster has no Kueue",
+        "the cluster cannot mount FSx for Lustre",
+    ]
 
 
 def test_what_waits_says_why(tmp_path: Path, yard: Yard, site: Site) -> None:

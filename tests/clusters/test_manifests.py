@@ -126,6 +126,12 @@ def test_a_pod_takes_all_devices_of_its_node(kind: str, devices: dict[str, str])
     assert variables(rendered(instance_type=kind)[-1])["FI_PROVIDER"] == "efa"
 
 
+def test_the_nodes_of_hyperpod_have_other_names() -> None:
+    selector = pod_of(rendered(flavour="hyperpod")[-1])["nodeSelector"]
+    assert selector["node.kubernetes.io/instance-type"] == "ml.p5.48xlarge"
+    assert selector["sagemaker.amazonaws.com/node-health-status"] == "Schedulable"
+
+
 def test_one_node_needs_no_fabric() -> None:
     alone = rendered(Job("alone", "training.score", {}))[-1]
     assert "vpc.amazonaws.com/efa" not in pod_of(alone)["containers"][0]["resources"]["limits"]

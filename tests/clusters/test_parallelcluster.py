@@ -3,20 +3,26 @@
 import json
 import os
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from clusters import parallelcluster
 from clusters.aws import Site, here
-from clusters.base import Refused
+from clusters.base import Job, Refused, State
 from clusters.capacity import parse
 from clusters.parallelcluster import Part
+from clusters.slurm import SlurmCluster
 from emulator import aws as emulated
-from recipes.spec import Recipe, SlurmCluster
+from recipes.spec import Recipe
+from recipes.spec import SlurmCluster as Wanted
+from store import open_store
 from tests.clusters import slurm_yard
+from tests.clusters.yard import finished
 
 OUTPUTS = {
     "PublicSubnet": "subnet-00000001",
@@ -35,7 +41,7 @@ UNANSWERABLE = (
 
 
 def configured(capacity: str = "on-demand", outputs: dict[str, str] | None = None, **cluster: Any) -> Part:
-    wanted = SlurmCluster(capacity=(capacity,), region="us-east-1", **cluster)
+    wanted = Wanted(capacity=(capacity,), region="us-east-1", **cluster)
     recipe = Recipe(name="tiny", store="s3://results/here", cluster=wanted)
     rung = parse(capacity, wanted.instance_type)
     return parallelcluster.configuration(recipe, wanted, rung, OUTPUTS if outputs is None else outputs)
@@ -99,11 +105,11 @@ def test_without_outputs_it_is_told_with_their_names() -> None:
 
 
 def test_the_head_is_reached_by_ssh_through_session_manager_if_it_has_no_public_address() -> None:
-    wanted = SlurmCluster(lustre_gib=1200)
+    wanted = Wanted(lustre_gib=1200)
     told = parallelcluster.outputs({"headNode": {"instanceId": "i-1", "publicIpAddress": "1.2.3.4"}}, wanted, "tiny")
     assert json.loads(told["reach"])[-1] == "ubuntu@1.2.3.4"
     assert "folder" not in told, "it is on /fsx then"
-    told = parallelcluster.outputs({"headNode": {"instanceId": "i-1"}}, SlurmCluster(), "tiny")
+    told = parallelcluster.outputs({"headNode": {"instanceId": "i-1"}}, Wanted(), "tiny")
     assert json.loads(told["reach"])[-1] == "ubuntu@i-1"
     assert any("AWS-StartSSHSession" in word for word in json.loads(told["reach"]))
     assert told["folder"] == "/home/ubuntu/castra/tiny"
@@ -146,8 +152,6 @@ def land(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, dict[
 
 
 def _network(endpoint: str) -> dict[str, str]:
-    import boto3
-
     ec2 = boto3.session.Session("castra", "castra", region_name=emulated.REGION).client("ec2", endpoint_url=endpoint)
     vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
     ec2.modify_vpc_attribute(VpcId=vpc, EnableDnsHostnames={"Value": True})
@@ -170,6 +174,7 @@ def test_a_cluster_is_made_once_changed_and_deleted_once(
     assert made["clusterStatus"] == "CREATE_COMPLETE"
     assert said[-1] == "cluster castra-tiny: CREATE_COMPLETE"
     assert parallelcluster.create(site, "castra-tiny", config, said.append)["headNode"] == made["headNode"]
+    assert parallelcluster.standing(site) == ["castra-tiny"]
     assert parallelcluster.update(site, "castra-tiny", config, said.append)["clusterStatus"] == "CREATE_COMPLETE"
     larger = parallelcluster.update(site, "castra-tiny", configured(outputs=outputs, nodes=3), said.append)
     assert larger["clusterStatus"] == "UPDATE_COMPLETE"
@@ -191,16 +196,21 @@ def test_what_parallelcluster_refuses_is_told_in_its_words(
 
 @pytest.mark.root
 @slurm_yard.needs_slurm
-def test_a_cluster_of_the_emulator_runs_jobs_and_replaces_dead_nodes(
+def test_a_cluster_of_the_emulator_is_a_real_slurm(
     land: tuple[Site, dict[str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("CASTRA_PCLUSTER", raising=False)
     site, outputs = land
     made = parallelcluster.create(site, "castra-runs", configured(outputs=outputs, nodes=2), print)
-    address = parallelcluster.outputs(made, SlurmCluster(), "runs")
+    address = parallelcluster.outputs(made, Wanted(), "runs")
     look = [*json.loads(address["reach"]), "sinfo -h -o '%P %D %T'"]
     assert subprocess.check_output(look, text=True) == "train* 2 idle\n"
     assert Path(address["folder"]).is_relative_to(Path(os.environ["CASTRA_LAND"]))
+    boto3.client("s3", endpoint_url=site.endpoint).create_bucket(Bucket="results")
+    cluster = SlurmCluster(address, open_store("s3://results/here"))
+    job_id = cluster.submit(Job("tells", "json.tool", {"spec": {"a": 1}, "output": "s3://results/here/out"}))
+    assert finished(cluster, job_id).state is State.SUCCEEDED, cluster.logs(job_id)
+    assert '    "spec": {' in cluster.logs(job_id)[0]
     parallelcluster.delete(site, "castra-runs", print)
 
 
@@ -210,6 +220,23 @@ def test_its_own_validators_find_nothing_wrong(land: tuple[Site, dict[str, str]]
     site, outputs = land
     config = configured(outputs=outputs, instance_type=kind, lustre_gib=1200, nodes=2)
     assert parallelcluster.check(site, "castra-tiny", config, *UNANSWERABLE) == []
+
+
+@needs_cli
+@pytest.mark.parametrize("capacity", [BLOCK, RESERVATION])
+def test_its_own_validators_accept_reserved_instances(land: tuple[Site, dict[str, str]], capacity: str) -> None:
+    site, outputs = land
+    block = capacity is BLOCK
+    row = {"id": "cr-0123456789abcdef0", "type": "p5.48xlarge", "zone": "us-east-1a", "count": 2, "block": block}
+    _post(f"{site.endpoint}/castra/reservations", None, "DELETE")
+    _post(f"{site.endpoint}/castra/reservations", [row], "POST")
+    config = configured(capacity, outputs=outputs, instance_type="p5.48xlarge", nodes=2)
+    assert parallelcluster.check(site, "castra-tiny", config, *UNANSWERABLE) == []
+
+
+def _post(url: str, told: Any, method: str) -> None:
+    request = urllib.request.Request(url, json.dumps(told).encode(), method=method)
+    urllib.request.urlopen(request).close()
 
 
 @needs_cli

@@ -11,7 +11,7 @@ import pytest
 
 from clusters import preflight
 from clusters.aws import Site
-from clusters.base import NoCapacity, Refused
+from clusters.base import NoCapacity
 from clusters.capacity import parse
 from recipes import Recipe
 from tests.clusters.gallery import BLOCK, RESERVATION, recipe, rung
@@ -66,7 +66,7 @@ def test_a_quota_that_is_too_small(kind: str, cluster: dict[str, Any], code: str
     told = wrong(recipe(kind, **cluster), account)
     assert told.startswith(f"quota {code}: 96 vCPUs of ")
     assert told.endswith(" are wanted: ask for more in Service Quotas, or use fewer")
-    with pytest.raises(Refused, match=f"quota {code}: 96 vCPUs"):
+    with pytest.raises(NoCapacity, match=f"quota {code}: 96 vCPUs"):
         preflight.check(recipe(kind, **cluster), account)
 
 

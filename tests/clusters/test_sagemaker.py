@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from botocore.loaders import Loader
@@ -10,11 +10,12 @@ from botocore.model import ServiceModel
 from botocore.validate import validate_parameters
 
 from clusters.aws import Site
-from clusters.base import Job, Refused, State, Unreachable
+from clusters.base import Job, NoCapacity, Refused, State, Unreachable
+from clusters.render import NamedStore
 from clusters.sagemaker import SPARE_S, SageMakerCluster
-from store.files import FileStore
+from store import Store
 from tests.clusters.sagemaker_yard import sagemaker
-from tests.clusters.test_batch import fault, lose
+from tests.clusters.test_batch import fault, lose, post
 from tests.clusters.yard import Yard, finished, ready, wait_until
 from tests.sky import client
 
@@ -33,17 +34,11 @@ ADDRESS = {
 }
 
 
-class Bucket(FileStore):
-    """A store that says it is in S3, to render for."""
-
-    url = "s3://bucket/castra"
-
-    def __init__(self) -> None:
-        pass
+STORE = cast("Store", NamedStore("s3://bucket/castra"))
 
 
 def rendered(job: Job = JOB, **more: str) -> dict[str, Any]:
-    return SageMakerCluster(ADDRESS | more, Bucket()).render(job)
+    return SageMakerCluster(ADDRESS | more, STORE).render(job)
 
 
 def changed(**more: Any) -> Job:
@@ -112,7 +107,7 @@ def test_limits_capacity_and_money() -> None:
 
 
 def test_what_is_not_known_yet_has_a_placeholder() -> None:
-    request = SageMakerCluster({"instance_type": "g5.xlarge", "castra:run": "r"}, Bucket()).render(JOB)
+    request = SageMakerCluster({"instance_type": "g5.xlarge", "run": "r"}, STORE).render(JOB)
     told = request["create_training_job"]
     assert (told["RoleArn"], told["VpcConfig"]["Subnets"]) == ("${Role}", ["${PrivateSubnet}"])
     assert {"Key": "castra:run", "Value": "r"} in told["Tags"]
@@ -223,6 +218,16 @@ def test_without_capacity_the_reason_is_told(site: Site, yard: Yard, tmp_path: P
     status = finished(cluster, cluster.submit(yard.job("unlucky")))
     assert status.state is State.FAILED
     assert status.reason.startswith("no capacity: CapacityError")
+
+
+def test_a_quota_that_is_too_small_is_no_capacity(site: Site, yard: Yard, tmp_path: Path) -> None:
+    cluster = sagemaker(tmp_path)
+    post(site, "/castra/quotas", {"code": "ml.g5.xlarge for training job usage", "value": 0})
+    try:
+        with pytest.raises(NoCapacity, match="training job usage' is 0 Instances"):
+            cluster.submit(yard.job("too-many"))
+    finally:
+        post(site, "/castra/quotas", {"code": "ml.g5.xlarge for training job usage", "value": 10_000})
 
 
 GANG = """

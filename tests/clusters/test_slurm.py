@@ -34,6 +34,9 @@ def slurm(tmp_path: Path) -> Iterator[SlurmGuests]:
     """The session's Slurm, whole again afterwards."""
     guests = slurm_yard.guests(tmp_path.parent)
     yield guests
+    if not guests.states():
+        guests.start_controller()
+        wait_until(guests.states)
     guests.sh("scancel --user=root")
     for node in guests.nodes:
         if not guests.alive(node):
@@ -81,6 +84,7 @@ def test_a_lost_node_without_restarts_is_a_lost_job(cluster: SlurmCluster, slurm
 
 
 @pytest.mark.torch
+@pytest.mark.timeout(400)
 def test_training_goes_on_with_another_node_as_if_nothing_had_happened(
     cluster: SlurmCluster, slurm: SlurmGuests, tmp_path: Path
 ) -> None:
@@ -126,6 +130,47 @@ def test_a_job_that_waits_says_for_what_and_can_be_cancelled(cluster: SlurmClust
     assert finished(cluster, job_id).state is State.CANCELLED
 
 
+def test_nodes_that_ec2_does_not_start_are_told(cluster: SlurmCluster, slurm: SlurmGuests, yard: Yard) -> None:
+    why = "(Code:InsufficientInstanceCapacity)Failure when resuming nodes"
+    slurm.sh(f"scontrol update nodename=node-3 state=down reason='{why}'")
+    job_id = cluster.submit(replace(gang(yard, "large"), nodes=3))
+    wait_until(lambda: "InsufficientInstanceCapacity" in cluster.status(job_id).reason)
+    slurm.sh("scontrol update nodename=node-3 state=resume")
+    assert finished(cluster, job_id, 60).state is State.SUCCEEDED
+
+
+def test_many_submissions_at_once_are_one_job(cluster: SlurmCluster, yard: Yard) -> None:
+    job = yard.job("crowd", sleep=0.5)
+    with ThreadPoolExecutor() as threads:
+        (job_id,) = {future.result() for future in [threads.submit(cluster.submit, job) for _ in range(4)]}
+    assert finished(cluster, job_id).state is State.SUCCEEDED
+    assert yard.runs("crowd") == 1
+
+
+def test_a_submission_whose_answer_was_lost_is_found_by_name(cluster: SlurmCluster, yard: Yard, tmp_path: Path) -> None:
+    job = replace(gang(yard, "unheard"), nodes=9)
+    job_id = cluster.submit(job)
+    (tmp_path / "jobs/unheard/id").unlink()
+    assert cluster.find("unheard") == job_id
+    assert cluster.submit(job) == job_id
+
+
+def test_what_the_controller_has_forgotten_is_known_all_the_same(
+    cluster: SlurmCluster, slurm: SlurmGuests, yard: Yard, tmp_path: Path
+) -> None:
+    jobs = [cluster.submit(yard.job("good")), cluster.submit(yard.job("bad", code=3))]
+    before = [finished(cluster, job_id) for job_id in jobs]
+    unrun = cluster.submit(replace(gang(yard, "never"), nodes=9))
+    slurm.stop_controller()
+    slurm.start_controller(forgetful=True)
+    wait_until(slurm.states)
+    assert list(cluster.statuses(jobs).values()) == before
+    assert cluster.status(unrun).state is State.LOST
+    for left in (tmp_path / "jobs").glob("*/ended"):
+        left.unlink()
+    assert list(cluster.statuses(jobs).values()) == before, "by the accounting"
+
+
 def test_what_slurm_refuses_is_refused_in_its_words(cluster: SlurmCluster, yard: Yard, tmp_path: Path) -> None:
     elsewhere = SlurmCluster({**cluster.address, "partition": "nowhere"}, cluster.store)
     with pytest.raises(Refused, match="Slurm refuses the job: Invalid partition name specified"):
@@ -140,7 +185,7 @@ def test_a_controller_that_is_away_is_unreachable_and_then_fine(
     ready(cluster, job_id)
     slurm.stop_controller()
     away = time.monotonic()
-    asked = [lambda: cluster.status(job_id), lambda: cluster.submit(yard.job("early")), lambda: cluster.find("early")]
+    asked = [lambda: cluster.status(job_id), lambda: cluster.submit(yard.job("early"))]
     with ThreadPoolExecutor() as threads:
         for problem in [future.exception() for future in [threads.submit(ask) for ask in asked]]:
             assert isinstance(problem, Unreachable)

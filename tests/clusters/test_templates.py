@@ -14,14 +14,13 @@ from cfnlint.config import ManualArgs  # type: ignore[import-untyped]  # it has 
 from syrupy.assertion import SnapshotAssertion
 from syrupy.extensions.json import JSONSnapshotExtension
 
-from clusters import aws, catalog, ledger
+from clusters import catalog, ledger
 from clusters.aws import Site
 from clusters.base import Refused
 from clusters.capacity import ladder
 from clusters.interfaces import interfaces, problems
 from clusters.ledger import Claim, Entry
 from clusters.stacks import architecture, batch, camp, deploy, nodes, review, store
-from clusters.stacks.watch import Watch, look
 from recipes.spec import AwsCluster
 from store import open_store
 from tests.clusters.gallery import BLOCK, KINDS, PLAN, RESERVATION, recipe, rung, stacks
@@ -72,36 +71,42 @@ def test_a_wrong_layout_is_told() -> None:
     assert problems(p5, right[1:])[0].endswith("card 0, device 0 must be an interface with an IP address")
 
 
-def every() -> Iterator[tuple[str, dict[str, Any]]]:
-    for kind in KINDS:
-        yield kind, {}
-    for name in EFA:
-        yield "batch", {"instance_type": name}
-    for kind in ("batch", "eks", "pcs"):
-        for capacity in (BLOCK, RESERVATION):
-            yield kind, {"capacity": [capacity], "zones": ["us-east-1b", "us-east-1c"]}
-    for kind in ("eks", "pcs", "hyperpod", "eks-hyperpod"):
-        yield kind, {"capacity": ["spot"]}
-    for kind in ("hyperpod", "eks-hyperpod"):
-        yield kind, {"capacity": [PLAN]}
-    yield "batch", {"nodes": 1, "capacity": ["spot"]}
-    yield "eks", {"instance_type": "trn1.32xlarge"}
-    yield "batch", {"instance_type": "g5.xlarge", "zones": ["us-east-1c"]}
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "batch": [{"capacity": [BLOCK]}, {"capacity": [RESERVATION]}, {"nodes": 1, "capacity": ["spot"]}],
+    "eks": [{"capacity": [BLOCK]}, {"capacity": ["spot"]}, {"instance_type": "trn1.32xlarge"}],
+    "pcs": [{"capacity": [BLOCK]}],
+    "hyperpod": [{"capacity": [PLAN]}],
+    "eks-hyperpod": [{"capacity": ["spot"]}],
+}
 
 
-def test_all_templates_are_clean_and_small_and_start_instances() -> None:
-    seen = {json.dumps(store.template("my-models")): "store"}
-    seen |= {json.dumps(camp.template(count=2, nat=True)): "small camp", json.dumps(camp.template()): "camp"}
-    for kind, more in every():
-        for part, one in stacks(kind, **more).items():
-            seen.setdefault(json.dumps(one.template), f"{part} of {kind} {more}")
-    wrong = {}
-    for body, what in seen.items():
-        found = [str(match) for match in lint(body, config=ManualArgs(regions=["us-east-1"]))]
-        if told := found + review.problems(json.loads(body)):
-            wrong[what] = told
-        assert len(body.encode()) < deploy.LARGEST_TEMPLATE
-    assert wrong == {}
+def clean(template: Any) -> list[str]:
+    """What cfn-lint has against a template."""
+    return [str(match) for match in lint(json.dumps(template), config=ManualArgs(regions=["us-east-1"]))]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_templates_are_clean_by_cfn_lint(kind: str) -> None:
+    seen: dict[str, str] = {}
+    for more in ({}, *VARIANTS.get(kind, [])):
+        told = stacks(kind, **more).items()
+        seen |= {json.dumps(one.template): f"{part} {more}" for part, one in told if part != "camp"}
+    assert {what: clean(json.loads(body)) for body, what in seen.items()} == {what: [] for what in seen.values()}
+
+
+def test_a_store_and_a_fleets_camp_are_clean_by_cfn_lint() -> None:
+    assert clean(store.template("my-models")) == []
+    assert clean(stacks("eks", zones=["us-east-1f", "us-east-1b"])["camp"].template) == []
+
+
+def test_all_templates_are_small_and_start_instances_of_every_type() -> None:
+    wanted = [(kind, more) for kind in KINDS for more in ({}, *VARIANTS.get(kind, []))]
+    wanted += [(kind, {"instance_type": name}) for kind in ("batch", "eks", "pcs") for name in catalog.load()]
+    for kind, more in wanted:
+        for one in stacks(kind, **more).values():
+            assert review.problems(one.template) == [], (kind, more)
+            body = json.dumps(one.template, separators=(",", ":")).encode()
+            assert len(body) < deploy.LARGEST_TEMPLATE / 2, (kind, more)
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -212,10 +217,10 @@ def test_an_own_image_introduces_itself_to_eks() -> None:
     assert data["ImageId"] == "ami-0123456789abcdef0"
     assert {"Fn::GetAtt": ["Cluster", "CertificateAuthorityData"]} in data["UserData"]["Fn::Base64"]["Fn::Join"][1]
     assert "AmiType" not in made["Resources"]["Nodes"]["Properties"]
-    assert [str(match) for match in lint(json.dumps(made), config=ManualArgs(regions=["us-east-1"]))] == []
+    assert clean(made) == []
 
 
-GOLDEN = {
+GOLDEN: dict[str, tuple[str, str, dict[str, Any]]] = {
     "batch-p4d": ("batch", "batch", {"instance_type": "p4d.24xlarge", "capacity": [RESERVATION]}),
     "batch-p6-b300-block": ("batch", "batch", {"instance_type": "p6-b300.48xlarge", "capacity": [BLOCK]}),
     "camp-two-zones": ("eks", "camp", {"zones": ["us-east-1b", "us-east-1d"]}),
@@ -282,17 +287,57 @@ def test_a_cluster_is_changed_in_place(ground: Ground, tmp_path: Path) -> None:
     assert changed == {"Modify ComputeEnvironment"}
 
 
+def test_the_next_zone_is_tried_where_the_first_had_nothing(ground: Ground, tmp_path: Path) -> None:
+    told = recipe("batch", zones=["us-east-1c", "us-east-1a"], lustre_gib=0)
+    assert isinstance(told.cluster, AwsCluster)
+    subnets = []
+    for one in ladder(told.cluster):
+        for wanted in architecture.needed(told, one, tls_only=False):
+            bring(wanted, ground, tmp_path)
+        subnets.append(deploy.outputs(camp.name("tiny"), ground[1])["PrivateSubnet"])
+    ec2 = client("ec2", ground[1].endpoint)
+    there = {row["SubnetId"]: row["AvailabilityZone"] for row in ec2.describe_subnets(SubnetIds=subnets)["Subnets"]}
+    assert [there[subnet] for subnet in subnets] == ["us-east-1c", "us-east-1a"]
+
+
+def test_in_another_zone_all_but_the_camp_is_made_anew(ground: Ground, tmp_path: Path) -> None:
+    told = recipe("batch", zones=["us-east-1c", "us-east-1a"], lustre_gib=2400)
+    assert isinstance(told.cluster, AwsCluster)
+    first, second = ladder(told.cluster)
+    for one in architecture.needed(told, first, tls_only=False):
+        bring(one, ground, tmp_path)
+    gone = architecture.in_the_way(told, first, second)
+    assert gone == ["castra-tiny-batch", "castra-tiny-files"]
+    owners = {entry.name: entry.owner for entry in ground[0]}
+    for name in gone:
+        list(deploy.delete(name, ground[1], owners[name], "token"))
+    for one in architecture.needed(told, second, tls_only=False):
+        bring(one, ground, tmp_path)
+    assert deploy.outputs("castra-tiny-files", ground[1])["MountName"]
+
+
+def test_what_is_in_the_way_of_the_next_rung() -> None:
+    told = recipe("eks", capacity=[BLOCK, "on-demand"], zones=["us-east-1a"])
+    assert isinstance(told.cluster, AwsCluster)
+    block, demand = ladder(told.cluster)
+    assert architecture.in_the_way(told, block, demand) == [], "a node group is changed in place"
+    assert architecture.in_the_way(recipe("pcs"), block, demand) == ["castra-tiny-pcs", "castra-tiny-files"]
+    assert architecture.in_the_way(recipe("pcs"), block, block) == []
+
+
 def test_a_store_outlives_its_stack_with_all_that_is_in_it(site: Site) -> None:
-    stack = deploy.Stack(store.name("our.models"), store.template("our.models", tls_only=False), store.tags(), site)
+    name = store.name("our.models")
+    stack = deploy.Stack(name, store.template("our.models", tls_only=False), {"castra:owner": "us"}, site)
     list(deploy.apply(deploy.propose(stack), "token"))
     s3 = client("s3", site.endpoint)
     s3.put_object(Bucket="our.models", Key="castra/models/a", Body=b"weights")
-    with pytest.raises(Refused, match="left alone"):
-        list(deploy.delete(stack.name, site, "anybody", "token"))
-    there = look(stack.name, site)
-    assert there
-    watch = Watch(there["StackId"], site)
-    aws.cloudformation(site).delete_stack(StackName=stack.name)
-    list(watch.events())
-    assert watch.status == "DELETE_COMPLETE"
+    assert list(deploy.delete(name, site, "us", "token"))[-1].status == "DELETE_COMPLETE"
     assert s3.get_object(Bucket="our.models", Key="castra/models/a")["Body"].read() == b"weights"
+    assert s3.get_bucket_versioning(Bucket="our.models")["Status"] == "Enabled"
+
+
+def test_no_teardown_takes_a_store_for_something_left_over(site: Site) -> None:
+    stack = deploy.Stack(store.name("kept"), store.template("kept", tls_only=False), store.tags(), site)
+    list(deploy.apply(deploy.propose(stack), "token"))
+    with pytest.raises(Refused, match="left alone"):
+        list(deploy.delete(stack.name, site, ledger.owner(), "token"))

@@ -27,8 +27,13 @@ if spec.get("daemons"):  # leave the parent, the session and the group, as a rea
 for line in spec.get("say", []) * spec.get("times", 1):
     print(line)
 print("ready", flush=True)
-time.sleep(spec.get("sleep", 0))
-sys.exit(spec.get("code", 0))
+rank = os.environ.get("RANK", "0")
+code = spec.get("codes", {}).get(rank, spec.get("code", 0))
+if not (code and "codes" in spec):
+    starts = os.path.getsize(spec["ran"]) - 1
+    naps = spec.get("sleeps") or [spec.get("sleep", 0)]
+    time.sleep(naps[min(starts // int(os.environ.get("WORLD_SIZE", "1")), len(naps) - 1)])
+sys.exit(code)
 """
 
 

@@ -181,6 +181,18 @@ def test_a_lost_instance_is_an_internal_error_that_is_tried_again(studio: Studio
     assert (row["TrainingJobStatus"], row["FailureReason"][:19]) == ("Failed", "InternalServerError")
 
 
+def test_a_spot_instance_that_is_taken_away_comes_back(studio: Studio) -> None:
+    limits = {"MaxRuntimeInSeconds": 600, "MaxWaitTimeInSeconds": 600}
+    name = studio.start(
+        "import time; print('up'); time.sleep(1)", EnableManagedSpotTraining=True, StoppingCondition=limits
+    )
+    wait_until(lambda: any(studio.lines(name).values()))
+    studio.post("/castra/lose", {"job": name})
+    row = studio.end(name)
+    assert row["TrainingJobStatus"] == "Completed"
+    assert "Interrupted" in [one["Status"] for one in row["SecondaryStatusTransitions"]]
+
+
 def test_without_capacity_it_fails_and_on_spot_it_waits(studio: Studio) -> None:
     studio.post("/castra/faults", [{"kind": "capacity", "instance_type": "g5.xlarge", "times": 0}])
     row = studio.end(studio.start("pass"))

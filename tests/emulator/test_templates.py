@@ -240,7 +240,9 @@ def test_names_given_by_hand_need_their_own_capability(sky: Sky) -> None:
 
 def test_secrets_and_parameters_are_resolved_when_they_are_used(sky: Sky) -> None:
     template = resources(
-        S=part("SecretsManager::Secret", GenerateSecretString={"SecretStringTemplate": "{}", "GenerateStringKey": "word"}),
+        S=part(
+            "SecretsManager::Secret", GenerateSecretString={"SecretStringTemplate": "{}", "GenerateStringKey": "word"}
+        ),
         P=part("SSM::Parameter", Name="/days", Type="String", Value="14"),
         G=part(
             "Logs::LogGroup",
@@ -249,7 +251,10 @@ def test_secrets_and_parameters_are_resolved_when_they_are_used(sky: Sky) -> Non
         )
         | {"DependsOn": "P"},
     )
-    template["Resources"]["S"]["Properties"]["GenerateSecretString"] |= {"PasswordLength": 12, "ExcludePunctuation": True}
+    template["Resources"]["S"]["Properties"]["GenerateSecretString"] |= {
+        "PasswordLength": 12,
+        "ExcludePunctuation": True,
+    }
     stack = sky.bring("spoken", template)
     assert stack["StackStatus"] == "CREATE_COMPLETE", sky.why("spoken")
     (secret,) = sky.client("secretsmanager").list_secrets()["SecretList"]

@@ -1,0 +1,145 @@
+"""Every kind of cluster on emulated AWS: provisioned, found standing, worked on, struck; or refused in a sentence."""
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusters import keeper
+from emulator import aws as emulated
+from emulator import slurm
+from emulator.aws import Emulator
+from tests.camp import Camp
+
+pytestmark = [pytest.mark.xdist_group("clouds"), pytest.mark.timeout(300)]
+
+TINY = """
+name: {name}
+data: {{max_documents: 12, sequence_length: 32}}
+model: {{hidden_size: 32, layers: 1, heads: 2, kv_heads: 2, ffn_size: 64, vocab_size: 400}}
+train: {{steps: 4, global_batch_size: 4, warmup_steps: 1, checkpoint_every: 2}}
+score: {{max_tokens: 400, must_beat: []}}
+store: s3://castra-clouds
+image: {{container: castra-rehearsal}}
+cluster: {{kind: {kind}, instance_type: p5.4xlarge, nodes: 2, {more}}}
+{rest}
+"""
+
+LIFE = """
+import json, sys
+from pathlib import Path
+from benchmarks import mutations
+counter = mutations.Counter(Path("requests"))
+mutations.install(counter)
+from flows.preprocess import preprocess
+from flows.provision import provision
+from flows.teardown import teardown
+from recipes.load import load
+recipe = load(sys.argv[1])
+counts = []
+for step in map(globals().get, sys.argv[2:]):
+    before = counter.count
+    state = step(recipe, return_state=True)
+    counts.append([step.name, state.is_completed(), str(state.message), counter.count - before])
+print(json.dumps(counts))
+"""
+
+
+@pytest.fixture(scope="module")
+def sky(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Emulator, dict[str, str]]]:
+    """An emulator and a Prefect server for all tests here, and the environment that leads to them."""
+    from rich.console import Console
+
+    from flows._server import embedded
+
+    folder = tmp_path_factory.mktemp("sky")
+    os.environ["CASTRA_STATE"] = str(folder)
+    try:
+        with emulated.running(folder) as aws, embedded(keeper.free_port(), Console(quiet=True)) as url:
+            yield aws, emulated.environment(aws.endpoint) | {"PREFECT_API_URL": f"{url}/api"}
+    finally:
+        del os.environ["CASTRA_STATE"]
+
+
+def live(camp: Camp, sky: tuple[Emulator, dict[str, str]], recipe: Path, *steps: str) -> list[list[Any]]:
+    """Run flows in one process; for each its name, whether it completed, its sentence, and how many changes it asked for."""
+    env = camp.environment() | sky[1] | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    argv = [sys.executable, "-c", LIFE, str(recipe), *steps]
+    done = subprocess.run(argv, cwd=camp.folder, env=env, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    counts: list[list[Any]] = json.loads(done.stdout.splitlines()[-1])
+    return counts
+
+
+def told(name: str, kind: str, more: str = "", rest: str = "") -> str:
+    return TINY.format(name=name, kind=kind, more=more, rest=rest)
+
+
+def page(aws: Emulator, name: str, *rows: dict[str, Any]) -> None:
+    """Tell one of the emulator's pages something."""
+    request = urllib.request.Request(f"{aws.endpoint}/castra/{name}", json.dumps(rows).encode())
+    urllib.request.urlopen(request, timeout=10).close()
+
+
+@pytest.mark.parametrize("kind", ["slurm", "batch", "eks", "sagemaker"])
+def test_a_cluster_of_every_kind_stands_works_and_is_struck(
+    kind: str, user_camp: Camp, sky: tuple[Emulator, dict[str, str]]
+) -> None:
+    if kind == "slurm" and not slurm.possible() and not os.environ.get("CI"):
+        pytest.skip("a real Slurm needs root, iproute2 and the packages slurm-wlm and munge")
+    recipe = user_camp.recipe(told(f"cloud-{kind}", kind))
+    first, second, worked, struck = live(
+        user_camp, sky, recipe, "provision", "provision", "preprocess", "teardown"
+    )
+    assert all(one[1] for one in (first, second, worked, struck)), (first, second, worked, struck)
+    assert first[3] > second[3]
+    requests = [name for _, name in map(json.loads, (user_camp.folder / "requests").read_text().splitlines())]
+    again = requests[first[3] : first[3] + second[3]]
+    assert not [name for name in again if not name.startswith(("PUT /castra-clouds/", "DELETE /castra-clouds/leases"))]
+    assert struck[2] == "inventory empty"
+
+
+def test_the_ladder_is_climbed_until_there_are_instances(
+    user_camp: Camp, sky: tuple[Emulator, dict[str, str]]
+) -> None:
+    more = "zones: [us-east-1a, us-east-1b], alternatives: [g5.xlarge], patience_minutes: 0.05"
+    for zone in ("us-east-1a", "us-east-1b"):
+        page(sky[0], "faults", {"kind": "capacity", "instance_type": "p5.4xlarge", "zone": zone, "times": 0})
+    recipe = user_camp.recipe(told("climber", "batch", more))
+    env = user_camp.environment() | sky[1] | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    script = (
+        "import sys\nfrom recipes.load import load\nfrom flows._camp import camp\nfrom flows._house import alone, verb\n"
+        "@verb('climb', description='')\n"
+        "def climb(recipe):\n"
+        "    with alone(recipe), camp(recipe, prove=True) as got:\n        return str(got.cluster.instance_type)\n"
+        "print(climb(load(sys.argv[1]), return_state=True).message)\n"
+    )
+    argv = [sys.executable, "-c", script, str(recipe)]
+    done = subprocess.run(argv, cwd=user_camp.folder, env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert done.stdout.splitlines()[-1] == "g5.xlarge", done.stdout + done.stderr
+
+
+BAD = {
+    "placement_group: true, instance_type: p5.48xlarge, capacity: ['block:cr-0123456789abcdef0']": "placement_group",
+    "capacity: [spot]": "spot",
+    "nodes: 3, instance_type: p5.48xlarge, zones: [us-east-1a, us-west-2b]": "zones",
+    "instance_type: p9.48xlarge": "p9.48xlarge",
+    "region: eu-north-1, instance_type: p6-b300.48xlarge": "region",
+    "instance_type: g5.xlarge, nodes: 64": "EFA",
+}
+
+
+@pytest.mark.parametrize("more", BAD)
+def test_what_cannot_work_is_refused_in_one_sentence_before_anything_is_made(more: str, user_camp: Camp) -> None:
+    recipe = user_camp.recipe(told("bad", "batch").replace("instance_type: p5.4xlarge, nodes: 2, ", more))
+    code, said = user_camp.run("provision", recipe)
+    assert code in (1, 2), said
+    assert BAD[more] in said
+    assert "Traceback" not in said
+    assert "making" not in said
