@@ -62,12 +62,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="castra-matrix-") as folder, _ground(Path(folder)) as env:
         begun = time.monotonic()
         requests, wanted = _undisturbed(Path(folder), told.kind, env)
-        print(f"{told.kind}: {len(requests)} changing requests in an undisturbed life of {time.monotonic() - begun:.0f} s")
-        cells = []
-        for number, request in enumerate(requests, 1):
-            for when in ("before", "after"):
-                if (number - 1) % told.every == 0:
-                    cells.append(_cell(Path(folder), told.kind, env, (number, when, request), wanted))
+        took = time.monotonic() - begun
+        print(f"{told.kind}: {len(requests)} changing requests in a life of {took:.0f} s", flush=True)
+        points = list(enumerate(requests, 1))[:: told.every]
+        kills = [(number, when, request) for number, request in points for when in ("before", "after")]
+        cells = [_cell(Path(folder), told.kind, env, kill, wanted) for kill in kills]
         _table(told.kind, cells, time.monotonic() - begun)
     return int(not all(cell.well for cell in cells))
 
@@ -110,8 +109,8 @@ def _cell(folder: Path, kind: str, env: dict[str, str], kill: tuple[int, str, st
         when,
         request if killed < 0 else f"{request} (not reached)",
         finished,
-        submissions(env, kind, name),
-        tuple(leftovers(env, kind, name)),
+        submissions(env, name),
+        tuple(leftovers(env, name)),
         finished and _result(place) == wanted,
     )
     print(f"{number:3} {when:6} {request:45} {'ok' if cell.well else cell}", flush=True)
@@ -131,7 +130,7 @@ def _run(place: Path, kind: str, env: dict[str, str], at: int, when: str) -> int
 
 
 def _life(place: Path) -> int:
-    """provision → submit → finish → teardown, in this process; it may end in the middle."""
+    """Provision → submit → finish → teardown, in this process; it may end in the middle."""
     told = json.loads((place / "recipe.json").read_text())
     mutations.install(mutations.Counter(place / "requests", told["at"], told["when"] == "before"))
     from flows.preprocess import preprocess
@@ -171,8 +170,8 @@ def _table(kind: str, cells: list[Cell], seconds: float) -> None:
     extra = sum(max(cell.submitted - 1, 0) for cell in cells)
     kinds = Tally(cell.request.partition(" ")[0] for cell in cells)
     print(
-        f"{kind}: {len(cells)} kills in {seconds:.0f} s; {sum(not cell.rerun for cell in cells)} reruns failed, {extra} "
-        f"duplicate submissions, {sum(bool(cell.left) for cell in cells)} with resources left, "
+        f"{kind}: {len(cells)} kills in {seconds:.0f} s; {sum(not cell.rerun for cell in cells)} reruns failed, "
+        f"{extra} duplicate submissions, {sum(bool(cell.left) for cell in cells)} with resources left, "
         f"{sum(not cell.same for cell in cells)} with another result; {len(cells) - len(bad)} of {len(cells)} well"
     )
     print("killed at: " + ", ".join(f"{name} ×{count}" for name, count in kinds.most_common()))

@@ -62,7 +62,7 @@ def plain(recipe: Recipe) -> float:
 
 def main() -> None:
     """Print what a flow and a task cost over a plain call."""
-    recipe = read(Path(sys.argv[1]), [], shrink=False, keep=False)
+    recipe = read(Path(sys.argv[1]), [], kind=None, shrink=False, keep=False)
     prefect_server(CONSOLE)
     steps(recipe)  # the first run opens connections
     rounds = [(steps(recipe), plain(recipe), tasks_only()) for _ in range(ROUNDS)]

@@ -73,7 +73,10 @@ def try_one(endpoint: str, name: str, text: str, given: Mapping[str, str]) -> di
     """Deploy and delete one template."""
     session = boto3.session.Session("castra", "castra", region_name=REGION)
     stacks, ec2 = (session.client(kind, endpoint_url=endpoint) for kind in ("cloudformation", "ec2"))
-    declared, before = short_forms.read(text).get("Parameters") or {}, counts(ec2)
+    try:
+        declared, before = short_forms.read(text).get("Parameters") or {}, counts(ec2)
+    except ValueError as error:
+        return {"deployed": f"refused: {error}"}
     rows: list[Any] = [
         {"ParameterKey": key, "ParameterValue": value}
         for key, value in guesses(declared, given).items()

@@ -13,6 +13,7 @@ from pathlib import Path
 from clusters import policy, render, validators
 from clusters.base import ClusterError
 from recipes import Recipe
+from recipes.convert import KINDS
 from recipes.load import RecipeError, load
 
 
@@ -42,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     two.set_defaults(run=_policy)
     for command in (one, two):
         command.add_argument("recipe", metavar="RECIPE", help="a recipe file")
-        command.add_argument("--kind", choices=render.KINDS, help="as if its cluster were of this kind")
+        command.add_argument("--kind", choices=KINDS, help="as if its cluster were of this kind")
         command.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="lay over the recipe")
     return parser
 

@@ -19,6 +19,10 @@ ADAPTERS = {
     "sagemaker": "clusters.sagemaker:SageMakerCluster",
 }
 """Imported when they are needed: each knows a client library the others do not."""
+BATCH_RESTARTS = 9
+"""Retries of a Batch job (AWS Batch, RetryStrategy: attempts 1 to 10)."""
+SAGEMAKER_HOURS = 28 * 24 - 1
+"""How long a SageMaker training job may take, with all its starts."""
 
 
 def address(recipe: Recipe, site: Site, outputs: Mapping[str, str]) -> dict[str, str]:
@@ -36,8 +40,19 @@ def address(recipe: Recipe, site: Site, outputs: Mapping[str, str]) -> dict[str,
     if isinstance(cluster, SlurmCluster):
         told |= {"container": recipe.image.container if cluster.containers else ""}
         told |= {"folder": f"/fsx/castra/{recipe.name}"} if cluster.lustre_gib else {}
+    if queue := outputs.get("Queue") or outputs.get("Partition"):
+        told["partition"] = queue
     where = {"region": site.region, "endpoint": site.endpoint, "memory": site.memory}
     return {"cluster": cluster.kind, **where, "image": recipe.image.container, "run": recipe.name, **told, **outputs}
+
+
+def restarts(kind: str, attempts: int, timeout_hours: float) -> int:
+    """How often the cluster itself starts a job's gang again, of `attempts` tries in all, as far as its service goes.
+
+    The attempts beyond that are the control plane's.
+    """
+    most = {"batch": BATCH_RESTARTS, "sagemaker": max(int(SAGEMAKER_HOURS / timeout_hours) - 1, 0)}
+    return min(attempts - 1, most.get(kind, attempts))
 
 
 def _flat(value: Any) -> str:

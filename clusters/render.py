@@ -18,24 +18,19 @@ import yaml
 
 from clusters import catalog, parallelcluster, policy
 from clusters.aws import Site
-from clusters.base import Job, Refused
+from clusters.base import Job
 from clusters.capacity import Rung, ladder
-from clusters.kinds import address, attach
+from clusters.kinds import address, attach, restarts
 from clusters.stacks import architecture
 from clusters.stacks import store as storage
 from recipes import Recipe
+from recipes.convert import on
 from recipes.spec import AwsCluster, BatchCluster, LocalCluster, SlurmCluster
 from store import Store
 
-KINDS = ("local", "slurm", "batch", "eks", "sagemaker")
-FIRST_TYPE = "p5.4xlarge"
-"""What a recipe of this machine becomes on AWS: the smallest type that has a GPU of its own and EFA."""
 SOME_STORE = "s3://your-bucket/castra"
 SOME_CONTAINER = "your-account.dkr.ecr.your-region.amazonaws.com/train:latest"
 STEP = "train"
-BATCH_RESTARTS = 9
-SAGEMAKER_HOURS = 28 * 24 - 1
-"""How long a training job may take, with all its starts."""
 
 
 class NamedStore:
@@ -46,20 +41,17 @@ class NamedStore:
 
 
 def as_kind(recipe: Recipe, kind: str) -> Recipe:
-    """The recipe on a kind of cluster: what all kinds share stays, the rest is that kind's default.
+    """The recipe on a kind of cluster, see `recipes.convert.on`; raises `RecipeError` for a kind there is not.
 
     What nodes on AWS cannot do without and the recipe does not have, a store that they reach and a container image, is
-    filled with a name that says so. Raises `Refused` for a kind there is not.
+    filled with a name that says so.
     """
-    if kind not in KINDS:
-        raise Refused(f"--kind {kind}: there is no such kind of cluster; use {', '.join(KINDS)}")
-    told = recipe.model_dump(mode="json")
-    if kind != recipe.cluster.kind:
-        told["cluster"] = _cluster(recipe, kind)
+    shown = on(recipe, kind)
+    told = shown.model_dump(mode="json")
     shared = ("s3://", "/") if kind == "slurm" else ("s3://",)
     if kind != "local" and not recipe.store.startswith(shared):
         told["store"] = SOME_STORE
-    if kind not in ("local", "slurm") and not recipe.image.container:
+    if kind not in ("local", "slurm") and not shown.image.container:
         told["image"]["container"] = SOME_CONTAINER
     return Recipe.model_validate(told)
 
@@ -116,38 +108,8 @@ def training_job(recipe: Recipe) -> Job:
         cluster.nodes,
         ranks,
         timeout_s=round(recipe.train.timeout_hours * 3600),
-        restarts=restarts(recipe),
+        restarts=restarts(cluster.kind, recipe.train.attempts, recipe.train.timeout_hours),
     )
-
-
-def restarts(recipe: Recipe) -> int:
-    """How often the cluster itself starts the training again: `train.attempts`, as far as its service goes along.
-
-    The attempts beyond that are the control plane's.
-    """
-    wanted = recipe.train.attempts - 1
-    if recipe.cluster.kind == "batch":
-        return min(wanted, BATCH_RESTARTS)
-    if recipe.cluster.kind == "sagemaker":
-        return min(wanted, max(int(SAGEMAKER_HOURS / recipe.train.timeout_hours) - 1, 0))
-    return wanted
-
-
-def _cluster(recipe: Recipe, kind: str) -> dict[str, Any]:
-    before = recipe.cluster
-    if kind == "local":
-        return {"kind": kind, "nodes": min(before.nodes, 2)}
-    if not isinstance(before, AwsCluster):
-        return {"kind": kind, "instance_type": FIRST_TYPE, "nodes": before.nodes}
-    shared = before.model_dump(mode="json", include=set(AwsCluster.model_fields))
-    fit = [one for one in before.capacity if _fits(one.partition(":")[0], kind, before.nodes)]
-    return shared | {"kind": kind, "capacity": fit or ["on-demand"]}
-
-
-def _fits(market: str, kind: str, nodes: int) -> bool:
-    if market == "spot":
-        return kind != "batch" or nodes == 1
-    return market == "on-demand" or (market == "plan") == (kind == "sagemaker")
 
 
 def _stacks(recipe: Recipe, rung: Rung | None) -> Iterator[tuple[str, Any]]:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from uuid import uuid4
 
-from emulator import batch_engine
+from emulator import batch_engine, journal
 from emulator.batch import Record, Region, last_part, named, paged, refusal, region, told
 from emulator.batch_engine import Attempt, Job, needed
 from emulator.extension import Call, Fault, answers
@@ -85,6 +85,7 @@ def submit_job(call: Call) -> Record:
         job.tags = dict(asked.get("tags", {}))
         here.jobs[job.id] = job
         here.tags[job.arn] = job.tags
+    journal.taken("batch", name)
     batch_engine.wake(here)
     return {"jobArn": job.arn, "jobName": name, "jobId": job.id}
 

@@ -34,6 +34,8 @@ class CapacityReservation(
 ):
     """Instances that are paid for, used or not."""
 
+    unmoved = frozenset({"InstanceMatchCriteria", "TagSpecifications"})
+
     def create(self) -> str:
         made = self.call("ec2", "create_capacity_reservation", self.p)
         return str(made["CapacityReservation"]["CapacityReservationId"])
@@ -59,6 +61,7 @@ class LaunchTemplate(
 ):
     """What an instance looks like; a change makes a new version of it."""
 
+    unmoved = frozenset({"TagSpecifications"})
     moving = frozenset({"LatestVersionNumber"})
 
     def create(self) -> str:

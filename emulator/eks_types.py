@@ -18,6 +18,17 @@ class EksCluster(
 ):
     """A Kubernetes control plane, with the security group that EKS gives every cluster."""
 
+    unmoved = frozenset(
+        (
+            "AccessConfig",
+            "DeletionProtection",
+            "KubernetesNetworkConfig",
+            "Logging",
+            "UpgradePolicy",
+            "ZonalShiftConfig",
+        )
+    )
+
     def create(self) -> str:
         name = str(self.p.get("Name") or self.name(100))
         told = self.chosen("Logging", "Tags") | self._logging()
@@ -80,6 +91,8 @@ class Nodegroup(
     required="ClusterName NodeRole Subnets",
 ):
     """Nodes of a Kubernetes cluster. `Ref` is cluster/name."""
+
+    unmoved = frozenset({"Taints"})
 
     def create(self) -> str:
         self._check()

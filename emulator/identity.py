@@ -234,6 +234,8 @@ class Secret(
 ):
     """A secret, told or made up by chance."""
 
+    unmoved = frozenset({"GenerateSecretString"})
+
     def create(self) -> str:
         if {"GenerateSecretString", "SecretString"} <= set(self.p):
             raise ValueError("You can't specify both a secret value and secret generation")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
+from emulator import journal
 from emulator.api import World
 from emulator.extension import Call, Fault, answers
 from emulator.kubernetes_jobs import reconcile
@@ -42,18 +43,18 @@ class Cluster:
     """One cluster; it goes for as long as EKS has it."""
 
     def __init__(self, name: str, region: str, version: str) -> None:
-        self.name, self.region = name, region
+        self.name, self.about = name, _of_eks(name)
         self.world = Objects(version)
         self.machines = Machines(name, region, self.world)
         threading.Thread(target=self._go, daemon=True).start()
 
     def _go(self) -> None:
-        while (about := _of_eks(self.name)) and about[0] == self.region:
+        while (about := _of_eks(self.name)) and self.about and about[2] is self.about[2]:
             started = time.monotonic()
             seen = self.world.last
             try:
                 reconcile(self.world)
-                self.machines.step(groups_of(self.name, self.region))
+                self.machines.step(groups_of(self.name, about[0]))
             except Exception:  # noqa: BLE001  a controller tries again, whatever happened
                 traceback.print_exc()
             spent = time.monotonic() - started
@@ -73,7 +74,7 @@ def cluster(name: str) -> Cluster:
         if name not in _clusters:
             if (about := _of_eks(name)) is None:
                 raise Refusal(404, "NotFound", f"EKS has no cluster {name}")
-            region, version = about
+            region, version, _ = about
             told = tuple(int(part) for part in version.split("."))
             _clusters[name] = Cluster(name, region, version if told >= OLDEST else "1.33")
         return _clusters[name]
@@ -166,7 +167,10 @@ class Request:
     def _collection(self, kind: Kind, namespace: str) -> tuple[int, Object | str | Iterator[bytes]]:
         if self.verb == "POST":
             told = admit(self._told(), kind, namespace, self.world.version)
-            return 201, self.world.create(told)
+            made = self.world.create(told)
+            if told["kind"] in ("Job", "JobSet"):
+                journal.taken("eks", told["metadata"]["name"])
+            return 201, made
         if self.verb != "GET":
             raise Refusal(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
         selector, since = self.query.get("labelSelector", ""), self.query.get("resourceVersion") or ""
@@ -203,13 +207,19 @@ class Request:
         if self.verb not in ("PATCH", "PUT"):
             raise Refusal(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
         told = self._told()
+        with self.world.lock:
+            return 200, self._changed(kind, self.world.get(kind.name, namespace, name), told, part)
+
+    def _changed(self, kind: Kind, there: Object, told: Object, part: str) -> Object:
+        """An object with a client's changes, for which nobody else may change it meanwhile."""
         if self.verb == "PATCH":
             version = told.get("metadata", {}).get("resourceVersion")
             told = _merged(there, told)
             told["metadata"]["resourceVersion"] = version or there["metadata"]["resourceVersion"]
         if part == "status":
-            return 200, self.world.change(there, lambda one: one.update(status=told.get("status", {})))
-        return 200, self.world.replace(admit(told, kind, namespace, self.world.version))
+            return self.world.change(there, lambda one: one.update(status=told.get("status", {})))
+        namespace = there["metadata"].get("namespace", "")
+        return self.world.replace(admit(told, kind, namespace, self.world.version))
 
     def _delete(self, there: Object) -> Object:
         told = self._told() if self.body else {}
@@ -234,13 +244,13 @@ class Request:
         return told
 
 
-def _of_eks(name: str) -> tuple[str, str] | None:
-    """The region and the version of the cluster of that name."""
+def _of_eks(name: str) -> tuple[str, str, object] | None:
+    """The region and the version of the cluster of that name, and moto's cluster itself."""
     from moto.backends import get_backend
 
     for region, backend in list(get_backend("eks")[ACCOUNT].items()):
         if found := backend.clusters.get(name):
-            return region, found.version
+            return region, found.version, found
     return None
 
 

@@ -246,21 +246,34 @@ def groups_of(cluster: str, region: str) -> list[Object]:
     from moto.backends import get_backend
 
     backend = get_backend("eks")[ACCOUNT][region]
-    told = []
-    for name in backend.list_nodegroups(cluster, 100, None)[0]:
-        group = backend.describe_nodegroup(cluster, name)
-        market = {"ON_DEMAND": "on-demand", "SPOT": "spot"}.get(group.capacity_type or "ON_DEMAND", "block")
-        told.append(
-            {
-                "name": name,
-                "type": (group.instance_types or ["t3.medium"])[0],
-                "size": int((group.scaling_config or {}).get("desiredSize", 2)),
-                "zone": _zone(group.subnets, region),
-                "market": market,
-                "labels": group.labels or {},
-            }
-        )
-    return told
+    return [
+        _group(backend.describe_nodegroup(cluster, name), region)
+        for name in backend.list_nodegroups(cluster, 100, None)[0]
+    ]
+
+
+def _group(group: Any, region: str) -> Object:
+    """A node group as moto keeps it; what it does not say itself stands in its launch template."""
+    data = _template(group.launch_template or {}, region)
+    market = {"ON_DEMAND": "on-demand", "SPOT": "spot"}.get(group.capacity_type or "ON_DEMAND", "")
+    target = data.get("CapacityReservationSpecification", {}).get("CapacityReservationTarget", {})
+    return {
+        "name": group.nodegroup_name,
+        "type": data.get("InstanceType") or group.instance_types[0],
+        "size": int((group.scaling_config or {}).get("desiredSize", 2)),
+        "zone": _zone(group.subnets, region),
+        "market": target.get("CapacityReservationId") or market,
+        "labels": group.labels or {},
+    }
+
+
+def _template(told: Mapping[str, str], region: str) -> Mapping[str, Any]:
+    from moto.backends import get_backend
+
+    known = get_backend("ec2")[ACCOUNT][region].launch_templates
+    found = known.get(told.get("id", ""))
+    data: Mapping[str, Any] = found.get_version(told.get("version", "$Default")).data if found else {}
+    return data
 
 
 def _zone(subnets: Sequence[str], region: str) -> str:
@@ -275,7 +288,7 @@ def _zone(subnets: Sequence[str], region: str) -> str:
 
 
 def _node(group: Mapping[str, Any]) -> Object:
-    labels = {TYPE: group["type"], ZONE: group["zone"], GROUP: group["name"]} | group["labels"]
+    labels = {TYPE: group["type"], ZONE: group["zone"], GROUP: group["name"]} | dict(group["labels"])
     node = made("Node", f"ip-10-0-{secrets.randbelow(250)}-{secrets.token_hex(3)}.ec2.internal")
     node["metadata"]["labels"] = labels
     node["spec"] = {"providerID": f"aws:///{group['zone']}/i-{secrets.token_hex(9)[:17]}"}

@@ -51,15 +51,15 @@ class Vpc(
 class Subnet(
     Tagged,
     type="AWS::EC2::Subnet",
-    fixed="AvailabilityZone CidrBlock VpcId",
+    fixed="AvailabilityZone AvailabilityZoneId CidrBlock VpcId",
     mutable="MapPublicIpOnLaunch Tags",
     required="CidrBlock VpcId",
 ):
     """A part of a network in one availability zone."""
 
     def create(self) -> str:
-        wanted = {key: self.p[key] for key in ("AvailabilityZone", "CidrBlock", "VpcId") if key in self.p}
-        return str(self.aws.ec2.create_subnet(**wanted)["Subnet"]["SubnetId"])
+        told = self.chosen("MapPublicIpOnLaunch", "Tags")
+        return str(self.call("ec2", "create_subnet", told)["Subnet"]["SubnetId"])
 
     def settle(self, old: Properties) -> None:
         super().settle(old)

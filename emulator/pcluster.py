@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from emulator import extension, guests, slurm
+from emulator import extension, guests, journal, slurm
 from emulator.aws import environment
 from emulator.slurm import SlurmGuests
 
@@ -118,6 +118,8 @@ class Cluster:
         """End Slurm and its guests."""
         there, self.slurm = self.slurm, None
         if there:
+            for name in re.findall(r"JobName=(\S+)", there.sh("scontrol --oneliner show job || true")):
+                journal.taken("slurm", name)
             there.stop()
             shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -47,6 +47,8 @@ class Resource:
     fixed: ClassVar[frozenset[str]]
     mutable: ClassVar[frozenset[str]]
     required: ClassVar[frozenset[str]]
+    unmoved: ClassVar[frozenset[str]] = frozenset()
+    """Mutable properties whose change in place is not emulated: it fails instead of being passed over."""
     moving: ClassVar[frozenset[str]] = frozenset()
     """Attributes that an update in place may change."""
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from emulator import quotas, sagemaker_engine
+from emulator import journal, quotas, sagemaker_engine
 from emulator.extension import Call, Fault, answers
 from emulator.memory import ACCOUNT
 from emulator.sagemaker_engine import Record, TrainingJob
@@ -48,6 +48,7 @@ def create_training_job(call: Call) -> Record:
             pool.reused_by = name
         JOBS[call.region, name] = job
         TAGS[arn] = {tag["Key"]: tag["Value"] for tag in asked.get("Tags", [])}
+    journal.taken("sagemaker", name)
     sagemaker_engine.start(job)
     return {"TrainingJobArn": arn}
 

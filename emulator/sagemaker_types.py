@@ -83,6 +83,8 @@ class HyperPod(
 ):
     """A HyperPod cluster. `Ref` is its ARN."""
 
+    unmoved = frozenset(("NodeProvisioningMode", "Orchestrator", "RestrictedInstanceGroups", "TieredStorageConfig"))
+
     def create(self) -> str:
         name = str(self.p.get("ClusterName") or self.name(63))
         told = self.chosen("ClusterName", "Tags")

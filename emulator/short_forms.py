@@ -9,7 +9,9 @@ PLAIN = {"Ref", "Condition"}
 KNOWN = PLAIN | {
     *("And", "Base64", "Cidr", "Equals", "FindInMap", "GetAtt", "GetAZs", "If", "ImportValue"),
     *("Join", "Not", "Or", "Select", "Split", "Sub"),
+    *("Contains", "EachMemberEquals", "EachMemberIn", "RefAll", "ValueOf", "ValueOfAll"),
 }
+"""The last ones are those of rules, which are not evaluated."""
 
 
 class _Loader(yaml.SafeLoader):

@@ -221,6 +221,8 @@ class Operation:
             if why := faults.of_resource(self.stack.name, new.logical_id, self.number):
                 raise ValueError(why)
             if old and in_place:
+                if stiff := sorted(key for key in new.unmoved if old.p.get(key) != new.p.get(key)):
+                    raise ValueError(f"a change of {', '.join(stiff)} in place is not emulated here")
                 new.id = old.id
                 self.undo.append(lambda: self._settle_back(old, new))
                 new.settle(old.p)

@@ -21,6 +21,8 @@ CLASSES: dict[str, type[LocalCluster | SlurmCluster | BatchCluster | EksCluster 
 KINDS = tuple(CLASSES)
 SMALLEST = "p5.4xlarge"
 """One accelerator and one EFA interface: on an emulated cluster every node is one process on this machine."""
+MOST_HERE = 2
+"""Nodes of a cloud's recipe on this machine."""
 ANY_CONTAINER = "castra-rehearsal"
 """The container of a rehearsal: an emulated node runs the Python that runs the emulator, whatever it is called."""
 
@@ -31,13 +33,10 @@ def on(recipe: Recipe, kind: str, *, small: bool = False) -> Recipe:
     `small` makes it fit an emulated cluster on this machine. Raises `RecipeError` for an unknown kind.
     """
     if kind not in CLASSES:
-        raise RecipeError(f"{kind!r} is not a kind of cluster: choose {', '.join(KINDS)}")
+        raise RecipeError([f"{kind!r} is not a kind of cluster: choose {', '.join(KINDS)}"])
     if recipe.cluster.kind == kind:
         return recipe
-    if kind == "local":
-        cluster: dict[str, Any] = {"nodes": min(recipe.cluster.nodes, 16)}
-    else:
-        cluster = _shared(recipe.cluster) | ({"instance_type": SMALLEST} if small else {})
+    cluster = _cluster(recipe.cluster, kind) | ({"instance_type": SMALLEST} if small and kind != "local" else {})
     changes: dict[str, Any] = {"cluster": {"kind": kind, **cluster}}
     if kind != "local" and not recipe.store.startswith("s3://"):
         changes["store"] = f"s3://castra-{recipe.name}"
@@ -46,7 +45,18 @@ def on(recipe: Recipe, kind: str, *, small: bool = False) -> Recipe:
     return Recipe.model_validate(recipe.model_dump() | changes)
 
 
-def _shared(cluster: LocalCluster | AwsCluster) -> dict[str, Any]:
-    """What all AWS kinds have in common."""
-    common = set(AwsCluster.model_fields) & set(type(cluster).model_fields)
-    return cluster.model_dump(include=common)
+def _cluster(before: LocalCluster | AwsCluster, kind: str) -> dict[str, Any]:
+    """What the new cluster has of the old one: all that is common, and of the ladder the rungs that suit it."""
+    if kind == "local":
+        return {"nodes": min(before.nodes, MOST_HERE)}
+    if not isinstance(before, AwsCluster):
+        return {"instance_type": SMALLEST, "nodes": before.nodes}
+    shared = before.model_dump(include=set(AwsCluster.model_fields))
+    suits = [one for one in before.capacity if _suits(one.partition(":")[0], kind, before.nodes)]
+    return shared | {"capacity": suits or ["on-demand"]}
+
+
+def _suits(market: str, kind: str, nodes: int) -> bool:
+    if market == "spot":
+        return kind != "batch" or nodes == 1
+    return market == "on-demand" or (market == "plan") == (kind == "sagemaker")

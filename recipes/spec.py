@@ -202,7 +202,7 @@ class EksCluster(AwsCluster):
     kind: Literal["eks"] = Field("eks", description="Which kind of cluster.")
     flavour: Literal["nodegroup", "hyperpod"] = Field("nodegroup", description="Who brings the nodes.")
     kubernetes_version: str = Field(
-        "1.33", pattern=r"^1\.\d{2}$", description="Version of the control plane.", examples=["1.34"]
+        "1.35", pattern=r"^1\.\d{2}$", description="Version of the control plane.", examples=["1.34"]
     )
     workload: Literal["job", "jobset"] = Field(
         "job",

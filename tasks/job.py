@@ -9,6 +9,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from clusters.base import ClusterError, Job, NoCapacity, Refused, State, Status
+from clusters.kinds import restarts
 from tasks import report
 from tasks.ground import Place
 from tasks.policy import PATIENT, Interrupted
@@ -35,8 +36,8 @@ class Work:
     attempts: int = 2
     env: Mapping[str, str] = field(default_factory=dict)
 
-    def job(self, attempt: int, timeout_s: int) -> Job:
-        """The job of one attempt; the same attempt always has the same name."""
+    def job(self, attempt: int, timeout_s: int, kind: str) -> Job:
+        """The job of one attempt on a kind of cluster; the same attempt always has the same name."""
         return Job(
             self.name(attempt),
             self.module,
@@ -45,7 +46,7 @@ class Work:
             self.processes_per_node,
             self.env,
             timeout_s,
-            restarts=self.attempts - 1,
+            restarts=restarts(kind, self.attempts, timeout_s / 3600),
         )
 
     def name(self, attempt: int) -> str:
@@ -93,7 +94,7 @@ def _submit(place: Place, work: Work) -> tuple[str, Place]:
         report.say(f"{work.step}: attaching to {known}, which is running")
     elif attempt > 1:
         report.say(f"{work.step}: starting again, attempt {attempt}")
-    return place.submit(work.job(attempt, place.time_limit_s(work.timeout_s)))
+    return place.submit(work.job(attempt, place.time_limit_s(work.timeout_s), place.recipe.cluster.kind))
 
 
 def _failure(work: Work, status: Status, follower: Follower) -> ClusterError | Interrupted:

@@ -10,12 +10,12 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from clusters import aws, ledger, parallelcluster, preflight
-from clusters.base import ClusterError, NoCapacity
+from clusters.base import ClusterError, NoCapacity, Refused
 from clusters.inventory import Row, inventory
 from clusters.inventory import reap as reap_expired
 from clusters.inventory import teardown as tear_down
 from clusters.kinds import address
-from clusters.stacks import architecture, camp, deploy
+from clusters.stacks import architecture, camp, deploy, review
 from clusters.stacks import store as storage
 from clusters.stacks.watch import Event
 from recipes import Recipe
@@ -74,7 +74,7 @@ def ensure_store(recipe: Recipe) -> None:
         return
     report.say(f"store: making the bucket {bucket} in {site}, which will stay")
     template = storage.template(bucket, tls_only=not site.endpoint)
-    wanted = deploy.Stack(storage.name(bucket), template, {"castra:owner": ledger.owner()}, site)
+    wanted = deploy.Stack(storage.name(bucket), template, storage.tags(), site)
     _apply(deploy.propose(wanted), "store")
 
 
@@ -90,7 +90,10 @@ def provision(recipe: Recipe, zones: tuple[str, ...]) -> dict[str, str]:
     site, since = aws.here(recipe.cluster.region), datetime.now(UTC)
     preflight.check(recipe, site)  # quota, zone, reservation: known before anything is created
     before, until = ground.read(recipe), capacity.awaited(recipe, site)
-    wanted = architecture.needed(recipe, capacity.rung_of(recipe), zones, tls_only=not site.endpoint)
+    rung = capacity.rung_of(recipe)
+    if before and (last := capacity.rung_of(ground.settled(recipe))) != rung:
+        _make_way(recipe, architecture.in_the_way(recipe, last, rung), site)
+    wanted = architecture.needed(recipe, rung, zones, tls_only=not site.endpoint)
     outputs = _deploy(recipe, wanted, site)
     if isinstance(recipe.cluster, SlurmCluster) and recipe.cluster.flavour == "parallelcluster":
         outputs |= _parallelcluster(recipe, recipe.cluster, site, outputs, before)
@@ -104,11 +107,23 @@ def provision(recipe: Recipe, zones: tuple[str, ...]) -> dict[str, str]:
     return outputs
 
 
+def _make_way(recipe: Recipe, names: list[str], site: aws.Site) -> None:
+    """Delete the stacks of another rung that cannot be changed in place."""
+    store = open_store(recipe.store)
+    for name in names:
+        entry = ledger.intend(store, _claim(recipe), "stack", name, asdict(site))
+        for event in deploy.delete(name, site, entry.owner, entry.token):
+            report.relay([_line(event)])
+        ledger.gone(store, entry)
+
+
 def _deploy(recipe: Recipe, wanted: Iterable[architecture.Wanted], site: aws.Site) -> dict[str, str]:
     """Bring up stacks, each after those it stands on; returns all of their outputs."""
     store, rows = open_store(recipe.store), []
     outputs: dict[str, str] = {}
     for one in wanted:
+        if wrong := review.problems(one.template):
+            raise Refused(f"stack {one.name}: {'; '.join(wrong)}")
         entry = ledger.intend(store, _claim(recipe), "stack", one.name, asdict(site))
         proposal = deploy.propose(deploy.Stack(entry.name, one.template, entry.tags, site))
         rows += [{"stack": one.name, **asdict(change)} for change in proposal.changes]

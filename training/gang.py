@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from training.contract import Node
+from training.process import JobError
 
 if TYPE_CHECKING:
     import asyncio
@@ -95,8 +96,11 @@ class Patience:
 
     @classmethod
     def read(cls, env: Mapping[str, str]) -> "Patience":
-        """Read CASTRA_GANG_START_S and CASTRA_GANG_SILENCE_S."""
-        return cls(float(env.get("CASTRA_GANG_START_S", 600)), float(env.get("CASTRA_GANG_SILENCE_S", 15)))
+        """Read CASTRA_GANG_START_S and CASTRA_GANG_SILENCE_S. Raises JobError if they are no numbers."""
+        try:
+            return cls(float(env.get("CASTRA_GANG_START_S", 600)), float(env.get("CASTRA_GANG_SILENCE_S", 15)))
+        except ValueError as problem:
+            raise JobError(f"CASTRA_GANG_START_S and CASTRA_GANG_SILENCE_S are seconds: {problem}") from problem
 
     @property
     def beat(self) -> float:

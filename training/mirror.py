@@ -124,9 +124,10 @@ class Mirror:
                 self.send()
                 since = None
             except Trouble as problem:
-                since = since or time.monotonic()
+                first, since = since is None, since or time.monotonic()
                 given_up = not problem.passing or time.monotonic() - since > PATIENCE_S
-                self._trouble(str(problem), given_up)
+                if first or given_up:
+                    self._trouble(str(problem), given_up)
                 if given_up:
                     return
 

@@ -35,7 +35,7 @@ from training.follower import Follower
 from training.gang import FAREWELL_S, Abort, AllDone, End, Go, Patience, Stop, Uploaded
 from training.job import write_json
 from training.leader import Leader
-from training.process import FAILED, REFUSED, STOPPED, JobError, leave
+from training.process import FAILED, REFUSED, STOPPED, JobError, end_on_crash, leave
 from training.program import Log, Program, adopt_orphans
 from training.remote import Trouble
 from training.staging import Stage
@@ -167,6 +167,8 @@ class NodeProgram:
                 self._saved(problem)
             case _Published(problem, code):
                 self._published(problem, code)
+            case Exception():
+                raise done
 
     def _look(self) -> None:
         """See what no event tells: the program's end, and what is due."""
@@ -317,16 +319,26 @@ class NodeProgram:
 
     def _background(self, work: Callable[[], Any]) -> None:
         """Do something slow beside the events, and put what it returns among them."""
-        threading.Thread(target=lambda: self._events.put(work()), daemon=True).start()
+
+        def do() -> None:
+            try:
+                self._events.put(work())
+            except Exception as error:  # noqa: BLE001  raised again where it ends the node, not only this thread
+                self._events.put(error)
+
+        threading.Thread(target=do, daemon=True).start()
 
 
 def main() -> NoReturn:
     """Be the program of a node."""
+    end_on_crash()
     adopt_orphans()
     log = Log()
     folder = Path(os.environ.get(FOLDER) or tempfile.mkdtemp(prefix="castra-"))
     try:
         _leave_the_zip(folder)
+        if len(sys.argv) != 2:
+            raise JobError(f"this program takes one argument, the path of a job.json, and got {len(sys.argv) - 1}")
         task, node = Task.read(Path(sys.argv[1])), contract.read(os.environ)
         log = Log(f"[node{node.rank}] " if node.nodes > 1 else "")
         code = NodeProgram(task, node, log, folder).run()

@@ -1,5 +1,6 @@
 """Jobs on EKS beyond what every cluster does: gangs, lost nodes, restarts, the cluster's own say, logins, many jobs."""
 
+import itertools
 import json
 import re
 import subprocess
@@ -209,6 +210,33 @@ def test_many_jobs_cost_few_calls(cluster: EksCluster, yard: Yard, monkeypatch: 
     assert [told[one].exit_code for one in ids] == [0, 1] * 3
     assert told["unknown-7"].state is State.LOST
     assert len(calls) == 2, "the jobs, and the pods of those that failed"
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_submission_that_breaks_off_anywhere_is_one_job(
+    cluster: EksCluster, yard: Yard, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    create = Server.create
+    job, calls = yard.job(f"breaks-{after}".lower()), 0
+    for broken in itertools.count(1):
+        calls = 0
+
+        def breaks(self: Server, manifest: kubernetes_api.Body, broken: int = broken) -> kubernetes_api.Body:
+            nonlocal calls
+            calls += 1
+            answer = {} if calls == broken and not after else create(self, manifest)
+            if calls == broken:
+                raise Unreachable("killed here")
+            return answer
+
+        monkeypatch.setattr(Server, "create", breaks)
+        try:
+            job_id = cluster.submit(job)
+            break
+        except Unreachable:
+            continue
+    assert finished(cluster, job_id).state is State.SUCCEEDED
+    assert yard.runs(job.name) == 1
 
 
 def test_two_jobs_do_not_share_a_name(cluster: EksCluster, yard: Yard) -> None:

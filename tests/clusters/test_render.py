@@ -14,10 +14,10 @@ from botocore.validate import ParamValidator
 
 from clusters import render, validators
 from clusters.__main__ import main
-from clusters.base import Refused
+from clusters.kinds import restarts
 from clusters.stacks import architecture
-from recipes import Recipe
-from recipes.load import load
+from recipes import Recipe, convert
+from recipes.load import RecipeError, load
 from tests.clusters.gallery import CONTAINER, KINDS, PLAN, recipe, rung
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ def invalid(service: str, operation: str, request: dict[str, Any]) -> str:
     return str(ParamValidator().validate(request, shape).generate_report())
 
 
-@pytest.mark.parametrize("kind", render.KINDS)
+@pytest.mark.parametrize("kind", convert.KINDS)
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_renders_on_every_kind(path: Path, kind: str) -> None:
     one = render.as_kind(load(path), kind)
@@ -118,13 +118,10 @@ def test_the_miniature_becomes_something_that_could_run_on_aws() -> None:
 
 
 def test_the_restarts_are_those_a_service_grants() -> None:
-    long = recipe("batch").model_copy(update={"train": Recipe().train.model_copy(update={"attempts": 20})})
-    assert render.restarts(long) == 9
-    trained = long.model_copy(update={"cluster": recipe("sagemaker").cluster})
-    assert render.restarts(trained) == 19
-    days = long.train.model_copy(update={"timeout_hours": 120.0})
-    assert render.restarts(trained.model_copy(update={"train": days})) == 4
-    assert render.restarts(long.model_copy(update={"cluster": recipe("eks").cluster})) == 19
+    assert restarts("batch", attempts=20, timeout_hours=24) == 9
+    assert restarts("sagemaker", attempts=20, timeout_hours=24) == 19
+    assert restarts("sagemaker", attempts=20, timeout_hours=120) == 4
+    assert restarts("eks", attempts=20, timeout_hours=120) == 19
 
 
 def test_the_command_needs_neither_network_nor_credentials(tmp_path: Path) -> None:
@@ -159,5 +156,5 @@ def test_a_mistake_is_a_sentence(
 
 
 def test_a_kind_there_is_not() -> None:
-    with pytest.raises(Refused, match="--kind nomad: there is no such kind"):
+    with pytest.raises(RecipeError, match="'nomad' is not a kind of cluster"):
         render.as_kind(Recipe(), "nomad")

@@ -308,6 +308,9 @@ def test_eks_stands_changes_and_goes(sky: Sky, ground: dict[str, str]) -> None:
     assert api.describe_nodegroup(**nodes)["nodegroup"]["scalingConfig"]["maxSize"] == 4
     associated = api.list_associated_access_policies(clusterName="legion", principalArn=ground["Role"])
     assert associated["associatedAccessPolicies"] == []
+    template["Resources"]["Cluster"]["Properties"]["AccessConfig"] = {"AuthenticationMode": "API_AND_CONFIG_MAP"}
+    assert sky.bring("eks", template, update=True, **IAM)["StackStatus"] == "UPDATE_ROLLBACK_COMPLETE"
+    assert sky.why("eks") == "a change of AccessConfig in place is not emulated here"
     goes(sky, stack)
     assert api.list_clusters()["clusters"] == []
 

@@ -68,7 +68,7 @@ def sky(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Emulator, di
 
 
 def live(camp: Camp, sky: tuple[Emulator, dict[str, str]], recipe: Path, *steps: str) -> list[list[Any]]:
-    """Run flows in one process; for each its name, whether it completed, its sentence, and how many changes it asked for."""
+    """Run flows in one process; for each: its name, whether it completed, its sentence, its changing requests."""
     env = camp.environment() | sky[1] | {"PYTHONPATH": str(Path(__file__).parents[2])}
     argv = [sys.executable, "-c", LIFE, str(recipe), *steps]
     done = subprocess.run(argv, cwd=camp.folder, env=env, capture_output=True, text=True, timeout=250, check=False)
@@ -94,9 +94,7 @@ def test_a_cluster_of_every_kind_stands_works_and_is_struck(
     if kind == "slurm" and not slurm.possible() and not os.environ.get("CI"):
         pytest.skip("a real Slurm needs root, iproute2 and the packages slurm-wlm and munge")
     recipe = user_camp.recipe(told(f"cloud-{kind}", kind))
-    first, second, worked, struck = live(
-        user_camp, sky, recipe, "provision", "provision", "preprocess", "teardown"
-    )
+    first, second, worked, struck = live(user_camp, sky, recipe, "provision", "provision", "preprocess", "teardown")
     assert all(one[1] for one in (first, second, worked, struck)), (first, second, worked, struck)
     assert first[3] > second[3]
     requests = [name for _, name in map(json.loads, (user_camp.folder / "requests").read_text().splitlines())]
@@ -105,16 +103,15 @@ def test_a_cluster_of_every_kind_stands_works_and_is_struck(
     assert struck[2] == "inventory empty"
 
 
-def test_the_ladder_is_climbed_until_there_are_instances(
-    user_camp: Camp, sky: tuple[Emulator, dict[str, str]]
-) -> None:
+def test_the_ladder_is_climbed_until_there_are_instances(user_camp: Camp, sky: tuple[Emulator, dict[str, str]]) -> None:
     more = "zones: [us-east-1a, us-east-1b], alternatives: [g5.xlarge], patience_minutes: 0.05"
     for zone in ("us-east-1a", "us-east-1b"):
         page(sky[0], "faults", {"kind": "capacity", "instance_type": "p5.4xlarge", "zone": zone, "times": 0})
     recipe = user_camp.recipe(told("climber", "batch", more))
     env = user_camp.environment() | sky[1] | {"PYTHONPATH": str(Path(__file__).parents[2])}
     script = (
-        "import sys\nfrom recipes.load import load\nfrom flows._camp import camp\nfrom flows._house import alone, verb\n"
+        "import sys\nfrom recipes.load import load\n"
+        "from flows._camp import camp\nfrom flows._house import alone, verb\n"
         "@verb('climb', description='')\n"
         "def climb(recipe):\n"
         "    with alone(recipe), camp(recipe, prove=True) as got:\n        return str(got.cluster.instance_type)\n"

@@ -1,12 +1,16 @@
 """A job is followed by its log alone: progress, the story, errors, and what a resumed job says again."""
 
 import json
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from clusters.base import Cluster, State, Status, Unreachable
+from clusters.base import State, Status, Unreachable
+from clusters.watcher import Watcher
 from recipes import Recipe
 from tasks import report
+from tasks.ground import Place
 from tasks.policy import Interrupted, passing
 from tasks.watch import Follower, follow
 from training.job import MARK
@@ -18,13 +22,13 @@ class Told:
     def __init__(self, *lines: str) -> None:
         self.lines = list(lines)
 
-    def status(self, _job: str) -> Status:
+    def statuses(self, jobs: Sequence[str]) -> dict[str, Status]:
         """Running until everything was said."""
-        return Status(State.RUNNING if self.lines else State.SUCCEEDED)
+        return {job: Status(State.RUNNING if self.lines else State.SUCCEEDED) for job in jobs}
 
-    def logs(self, _job: str, after: int = 0) -> tuple[list[str], int]:
+    def logs(self, _job: str, after: str = "") -> tuple[list[str], str]:
         """The next line."""
-        return ([self.lines.pop(0)], after + 1) if self.lines else ([], after)
+        return ([self.lines.pop(0)], f"{after}+") if self.lines else ([], after)
 
 
 def step(done: int, loss: float) -> str:
@@ -39,8 +43,9 @@ def follower(monkeypatch: pytest.MonkeyPatch) -> Follower:
 
 
 def watch(follower: Follower, *lines: str) -> Status:
-    cluster: Cluster = Told(*lines)  # type: ignore[assignment]  # only what a watcher calls
-    return follow(cluster, "job", follower)
+    cluster: Any = Told(*lines)
+    place = Place(Recipe(), cluster, cluster, Watcher(cluster, 0.0, 1e9))  # no store is asked here
+    return follow(place, "job", follower)
 
 
 def test_progress_is_remembered_in_order(follower: Follower) -> None:

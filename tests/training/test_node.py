@@ -111,11 +111,11 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     assert "is not a job for a node" in told[1]
     assert told[1].count("\n") == 1
     assert "cannot be read: No such file" in run(str(tmp_path / "none.json"))[1]
-    code, text = run(str(tmp_path / "job.json"), AWS_BATCH_JOB_NUM_NODES="2")
-    assert code == 2
+    assert "takes one argument, the path of a job.json, and got 0" in run()[1]
     job = {"module": "m", "spec": {}, "inputs": {}, "output": "http://x", "name": "n", "processes_per_node": 0}
     (tmp_path / "job.json").write_text(json.dumps(job | {"timeout_s": 5, "grace_s": 1}))
     assert "does not tell AWS_BATCH_JOB_NODE_INDEX" in run(str(tmp_path / "job.json"), AWS_BATCH_JOB_NUM_NODES="2")[1]
+    assert "are seconds: could not convert" in run(str(tmp_path / "job.json"), CASTRA_GANG_SILENCE_S="soon")[1]
     code, text = run(str(tmp_path / "job.json"))
     assert (code, text.count("\n")) == (2, 1)
     assert "http://x is neither s3://… nor a path" in json.loads(text.removeprefix("@castra "))["message"]

@@ -61,6 +61,7 @@ def test_kubernetes_and_kubeflow() -> None:
     )  # fmt: skip
     assert contract.read(INDEXED | {"JOB_COMPLETION_INDEX": "0"}).master == HERE
     assert contract.read(INDEXED | {"JOB_COMPLETION_INDEX": "0", "MASTER_ADDR": "10.1.2.3"}).master == "10.1.2.3"
+    assert contract.read({"CASTRA_NODES": "1", "JOB_COMPLETION_INDEX": "0"}).master == "127.0.0.1"
     assert contract.read(PET | {"PET_NODE_RANK": "1"}).master == "job-node-0-0.job"
     old = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "MASTER_ADDR": "job-master-0"}
     assert contract.read(old).master == "job-master-0"
