@@ -15,7 +15,17 @@ Flavour = Literal["local", "pcluster-cpu", "pcluster-gpu", "pcluster-neuron", "e
 Strategy = Literal["auto", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Rung = Annotated[
-    str, Field(pattern=r"^(on-demand|spot|(block|reservation):cr-[0-9a-f]{8,17}|plan:arn:aws[a-z-]*:sagemaker:\S+)$")
+    str,
+    Field(
+        pattern=r"^(on-demand|spot|(block|reservation):cr-[0-9a-f]{8,17}|plan:arn:aws[a-z-]*:sagemaker:\S+)$",
+        description="A way to get instances: on-demand, spot, block:cr-…, reservation:cr-… or plan:arn….",
+    ),
+]
+Zone = Annotated[
+    str,
+    Field(
+        pattern=r"^[a-z]{2}(-[a-z]+)+-\d[a-z]$", description="Availability zone: a region and a letter, as us-east-1b."
+    ),
 ]
 
 
@@ -114,14 +124,14 @@ class Image(Part):
     ami: str = Field(
         "",
         pattern=r"^(ami-[0-9a-f]{8,17})?$",
-        description="Execution. An AMI to use as it is; empty takes AWS's own for the kind of cluster.",
+        description="Execution. AMI to use as it is: its id, such as ami-0123456789abcdef0; empty takes AWS's own.",
         examples=["ami-0123456789abcdef0"],
     )
     container: str = Field(
         "",
         pattern=r"^\S*$",
-        description="Execution. The container image that batch, eks and sagemaker run: Python 3.11 or newer with "
-        "torch, transformers and boto3; Castra's own code is brought along by every job.",
+        description="Execution. Container image that batch, eks and sagemaker run: registry/name:tag, with Python 3.11 "
+        "or newer, torch, transformers and boto3; Castra's own code is brought along by every job.",
         examples=["123456789012.dkr.ecr.us-east-1.amazonaws.com/train:2026-11"],
     )
 
@@ -151,7 +161,7 @@ class AwsCluster(Part):
     region: str = Field(
         "us-east-1", pattern=r"^[a-z]{2}(-[a-z]+)+-\d$", description="AWS region: its code, such as us-east-1."
     )
-    zones: tuple[Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d[a-z]$")], ...] = Field(
+    zones: tuple[Zone, ...] = Field(
         (),
         description="Availability zones to try, in order; empty tries all of the region that offer the type.",
         examples=[["us-east-1b", "us-east-1d"]],
@@ -202,7 +212,7 @@ class EksCluster(AwsCluster):
     kind: Literal["eks"] = Field("eks", description="Which kind of cluster.")
     flavour: Literal["nodegroup", "hyperpod"] = Field("nodegroup", description="Who brings the nodes.")
     kubernetes_version: str = Field(
-        "1.35", pattern=r"^1\.\d{2}$", description="Version of the control plane.", examples=["1.34"]
+        "1.35", pattern=r"^1\.\d{2}$", description="Version of the control plane: two numbers, such as 1.35.", examples=["1.34"]
     )
     workload: Literal["job", "jobset"] = Field(
         "job",

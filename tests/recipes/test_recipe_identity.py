@@ -41,11 +41,25 @@ def fingerprints(recipe: Recipe) -> dict[str, str]:
     return {step: fingerprint(one) for step, one in told.items()}
 
 
+OTHERS: dict[str, Any] = {
+    "ami": "ami-0123456789abcdef0",
+    "capacity": ["spot"],
+    "kubernetes_version": "1.34",
+    "lustre_gib": 1200,
+    "placement_group": True,
+    "warm_pool_minutes": 10,
+    "zones": ["us-east-1b"],
+}
+"""For fields whose form leaves no choice, or whose default is nothing."""
+
+
 def another(field: Field, value: Any) -> Any:
     """A valid value for a field that is not the one it has; `value` itself where there is no other."""
     words = choices(field.schema)
     if words and not isinstance(value, int):
         return next((word for word in words if word not in (value, "auto")), value)
+    if field.path[-1] in OTHERS:
+        return OTHERS[field.path[-1]]
     changes: dict[type, Callable[[Any], Any]] = {
         bool: lambda flag: not flag,
         int: lambda number: number * 2,

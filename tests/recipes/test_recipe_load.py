@@ -73,7 +73,7 @@ def test_a_name_alone_is_a_whole_recipe(tmp_path: Path) -> None:
          "it takes a whole number, at least 1, or auto"),
         ("name: ok\nsteps: 5", 2, "steps is not a field of the recipe itself; did you mean 'train.steps'?"),
         ("trian: {}", 1, "trian is not a field of the recipe itself; did you mean 'train'?"),
-        ("image: {zzz: 1}", 1, "image.zzz is not a field of image; its fields are flavour"),
+        ("image: {zzz: 1}", 1, "image.zzz is not a field of image; its fields are flavour, ami, container"),
         ("data: {min_chars: 010}", 1, "data.min_chars is 010, which some programs read as an octal number; "
          "write 10 or, if it is text, '010'"),
         ("name: ok\nmodel:\n  heads: 7", 2, "in model, heads (7) must divide hidden_size (192)"),
