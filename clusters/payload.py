@@ -28,7 +28,7 @@ GRACE_S: Final = 25.0
 PASSED: Final = ("CASTRA_COMM_TIMEOUT_S", "CASTRA_GANG_SILENCE_S", "CASTRA_GANG_START_S")
 """Settings that reach the nodes from the environment here; the job's own env goes before them."""
 BOOTSTRAP: Final = """\
-import json, os, sys, tempfile
+import json, os, shutil, sys, tempfile
 from urllib.parse import unquote, urlsplit
 def fetch(url, folder):
     place = urlsplit(url)
@@ -41,6 +41,7 @@ def fetch(url, folder):
     s3.download_file(place.netloc, path[1:], os.path.join(folder, os.path.basename(path)))
     return os.path.join(folder, os.path.basename(path))
 def refuse(what, why):
+    shutil.rmtree(os.environ.get("CASTRA_NODE_FOLDER", ""), ignore_errors=True)
     print("@castra " + json.dumps({"event": "error", "message": f"this node cannot start: {what}: {why}"}), flush=True)
     return 1
 if sys.version_info < (3, 11):

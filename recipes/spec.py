@@ -212,7 +212,10 @@ class EksCluster(AwsCluster):
     kind: Literal["eks"] = Field("eks", description="Which kind of cluster.")
     flavour: Literal["nodegroup", "hyperpod"] = Field("nodegroup", description="Who brings the nodes.")
     kubernetes_version: str = Field(
-        "1.35", pattern=r"^1\.\d{2}$", description="Version of the control plane: two numbers, such as 1.35.", examples=["1.34"]
+        "1.35",
+        pattern=r"^1\.\d{2}$",
+        description="Version of the control plane: two numbers, such as 1.35.",
+        examples=["1.34"],
     )
     workload: Literal["job", "jobset"] = Field(
         "job",

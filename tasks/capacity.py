@@ -1,7 +1,6 @@
 """Ways to get the instances, tried one after another: narrow a recipe to a rung, wait for its time to come."""
 
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 from clusters import aws, preflight
@@ -26,17 +25,17 @@ def located(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"cluster": cluster.model_copy(update={"zones": zones})})
 
 
-def rungs(recipe: Recipe) -> Iterator[Recipe]:
-    """The recipe narrowed to each way to get its instances, in order, from the one that stands on.
-
-    This machine has a single one.
-    """
+def every(recipe: Recipe) -> list[Recipe]:
+    """The recipe narrowed to each way to get its instances, in order; this machine has a single one."""
     if isinstance(recipe.cluster, LocalCluster):
-        yield recipe
-        return
-    every = [narrowed(recipe, rung) for rung in ladder(recipe.cluster)]
-    standing = ground.settled(recipe)
-    yield from every[every.index(standing) :] if standing in every else every
+        return [recipe]
+    return [narrowed(recipe, rung) for rung in ladder(recipe.cluster)]
+
+
+def rungs(recipe: Recipe) -> list[Recipe]:
+    """The ways to get the instances that are left to try: from the one that stands on."""
+    left, standing = every(recipe), ground.settled(recipe)
+    return left[left.index(standing) :] if standing in left else left
 
 
 def narrowed(recipe: Recipe, rung: Rung) -> Recipe:

@@ -93,7 +93,7 @@ def _account(recipe: Recipe) -> Iterator[Finding]:
     if isinstance(recipe.cluster, LocalCluster) or validators.problems(recipe):
         return
     site = aws.here(recipe.cluster.region)
-    for rung in capacity.rungs(recipe):
+    for rung in capacity.every(recipe):
         yield from preflight.findings(rung, site)
 
 

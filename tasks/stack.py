@@ -72,10 +72,26 @@ def ensure_store(recipe: Recipe) -> None:
     site = aws.here(None if isinstance(recipe.cluster, LocalCluster) else recipe.cluster.region)
     if aws.bucket_exists(bucket, site):
         return
+    _admit(recipe)
     report.say(f"store: making the bucket {bucket} in {site}, which will stay")
     template = storage.template(bucket, tls_only=not site.endpoint)
     wanted = deploy.Stack(storage.name(bucket), template, storage.tags(), site)
     _apply(deploy.propose(wanted), "store")
+
+
+def _admit(recipe: Recipe) -> None:
+    """Raise what AWS has against a recipe, if it has something against every rung of its ladder."""
+    against: list[str] = []
+    for rung in capacity.every(capacity.located(recipe)):
+        if isinstance(rung.cluster, LocalCluster):
+            return
+        try:
+            preflight.check(rung, aws.here(rung.cluster.region))
+        except NoCapacity as error:
+            against.append(str(error))
+        else:
+            return
+    raise Refused("; ".join(dict.fromkeys(against)))
 
 
 @task(task_run_name="deploy {recipe.name}", cache_policy=NO_CACHE, **PATIENT)

@@ -66,6 +66,7 @@ def test_without_boto3_the_image_is_named(yard: Yard, tmp_path: Path) -> None:
     packed = pack(yard.job("job"), "s3://payload-test", python=sys.executable)
     code, lines = start(packed, PYTHONPATH=str(tmp_path), TMPDIR=str(tmp_path))
     assert (code, len(lines)) == (1, 1)
+    assert not list(tmp_path.glob("castra-*"))
     assert "boto3 is not installed: install it in the image" in lines[0]
 
 
