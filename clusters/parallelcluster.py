@@ -282,7 +282,7 @@ def _ssh(head: Mapping[str, Any], region: str) -> list[str]:
     return [*words, "-o", f"ProxyCommand={session} --parameters portNumber=%p", f"{USER}@{instance}"]
 
 
-def _program(site: Site) -> list[str]:
+def command(site: Site) -> list[str]:
     """The words that start the command line; raises `Refused` if it is not installed."""
     if told := os.environ.get("CASTRA_PCLUSTER"):
         return shlex.split(told)
@@ -298,7 +298,7 @@ def _call(site: Site, *words: str) -> tuple[int, Part]:
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     env |= {"AWS_ENDPOINT_URL": site.endpoint} if site.endpoint else {}
     env |= {"AWS_ACCESS_KEY_ID": ANYBODY, "AWS_SECRET_ACCESS_KEY": ANYBODY} if site.memory else {}
-    argv = [*_program(site), *words, "--region", site.region]
+    argv = [*command(site), *words, "--region", site.region]
     try:
         done = subprocess.run(
             argv, env=env, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=CALL_S, check=False

@@ -1,7 +1,6 @@
 """Look before anything is paid: whether this machine and this account have what a recipe needs, a line for each."""
 
 import importlib.util
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -9,14 +8,15 @@ from dataclasses import asdict
 from prefect.client.orchestration import get_client
 from rich.markup import escape
 
-from clusters import aws, preflight, validators
+from clusters import aws, parallelcluster, preflight, validators
 from clusters.base import ClusterError
+from clusters.eks import EksCluster as EksAdapter
 from clusters.preflight import Finding
 from recipes import Recipe
-from recipes.spec import LocalCluster, SlurmCluster
+from recipes.spec import EksCluster, LocalCluster, SlurmCluster
 from store import StoreError, open_store
 from store.objects import state_folder
-from tasks import capacity, report
+from tasks import capacity, ground, report
 
 ROOM_GB = 5.0
 """What an environment, a miniature's results and a few checkpoints take. Unit: GB (10^9 bytes)."""
@@ -63,12 +63,11 @@ def _machine(recipe: Recipe) -> Iterator[Finding]:
 def _tools(recipe: Recipe) -> Iterator[Finding]:
     if not isinstance(recipe.cluster, SlurmCluster):
         return
-    wanted = {"ssh": "install an OpenSSH client"}
-    if recipe.cluster.flavour == "parallelcluster" and not os.environ.get("CASTRA_PCLUSTER"):
-        wanted["pcluster"] = "uv tool install --python 3.12 aws-parallelcluster (it needs node), or set CASTRA_PCLUSTER"
-    for tool, fix in wanted.items():
-        place = shutil.which(tool)
-        yield Finding(f"tool {tool}", place is not None, place or "not on PATH", fix)
+    place = shutil.which("ssh")
+    yield Finding("tool ssh", place is not None, place or "not on PATH", "install an OpenSSH client")
+    if recipe.cluster.flavour == "parallelcluster":
+        words = parallelcluster.command(aws.here(recipe.cluster.region))
+        yield Finding("tool pcluster", True, " ".join(words))
 
 
 def _server(_: Recipe) -> Iterator[Finding]:
@@ -97,9 +96,20 @@ def _account(recipe: Recipe) -> Iterator[Finding]:
         yield from preflight.findings(rung, site)
 
 
+def _cluster(recipe: Recipe) -> Iterator[Finding]:
+    """What the cluster that stands lacks, if one does."""
+    if not isinstance(recipe.cluster, EksCluster) or (standing := ground.read(recipe)) is None:
+        return
+    lacks = EksAdapter(standing.address, open_store(recipe.store)).lacks()
+    for sentence in lacks:
+        yield Finding("cluster", False, sentence, "install it, then check again")
+    if not lacks:
+        yield Finding("cluster", True, f"{standing.address.get('Cluster', '')} has what the jobs need")
+
+
 def _row(finding: Finding) -> dict[str, str]:
     told = asdict(finding)
     return {"": "ok" if finding.ok else "fix", **{name: str(told[name]) for name in ("what", "detail", "fix")}}
 
 
-_EXAMINATIONS = (_recipe, _machine, _tools, _server, _store, _account)
+_EXAMINATIONS = (_recipe, _machine, _tools, _server, _store, _account, _cluster)

@@ -28,7 +28,7 @@ class Sky:
     def why(self, name: str) -> str:
         """Why the first resource that failed did."""
         events = self.stacks.describe_stack_events(StackName=name)["StackEvents"][::-1]
-        return next(one["ResourceStatusReason"] for one in events if one["ResourceStatus"].endswith("_FAILED"))
+        return str(next(one["ResourceStatusReason"] for one in events if one["ResourceStatus"].endswith("_FAILED")))
 
     def propose(self, name: str, template: dict[str, Any], *, update: bool = False, **more: Any) -> dict[str, Any]:
         made = self.stacks.create_change_set(
