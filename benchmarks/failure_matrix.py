@@ -34,6 +34,7 @@ TINY = {
     "train": {"steps": 4, "global_batch_size": 4, "warmup_steps": 1, "checkpoint_every": 2},
 }
 LONGEST_S = 240
+Env = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ def main() -> int:
     """Run the matrix; returns the exit code."""
     told = _options()
     if told.life:
-        return _life(Path(told.life))
-    with tempfile.TemporaryDirectory(prefix="castra-matrix-") as folder, _ground(Path(folder)) as env:
+        return live(Path(told.life))
+    with tempfile.TemporaryDirectory(prefix="castra-matrix-") as folder, ground(Path(folder)) as env:
         begun = time.monotonic()
         requests, wanted = _undisturbed(Path(folder), told.kind, env)
         took = time.monotonic() - begun
@@ -80,7 +81,7 @@ def _options() -> argparse.Namespace:
 
 
 @contextmanager
-def _ground(folder: Path) -> Iterator[dict[str, str]]:
+def ground(folder: Path) -> Iterator[Env]:
     """An emulator and a Prefect server that outlive every life; yields the environment of a life."""
     from rich.console import Console
 
@@ -91,18 +92,18 @@ def _ground(folder: Path) -> Iterator[dict[str, str]]:
         yield {**os.environ, **emulated.environment(aws.endpoint), "PREFECT_API_URL": f"{url}/api"}
 
 
-def _undisturbed(folder: Path, kind: str, env: dict[str, str]) -> tuple[list[str], str]:
+def _undisturbed(folder: Path, kind: str, env: Env) -> tuple[list[str], str]:
     place = folder / "undisturbed"
-    _run(place, kind, env, 0, "before")
+    life(place, kind, env, 0, "before")
     requests = [name for _, name in map(json.loads, (place / "requests").read_text().splitlines())]
     return requests, _result(place)
 
 
-def _cell(folder: Path, kind: str, env: dict[str, str], kill: tuple[int, str, str], wanted: str) -> Cell:
+def _cell(folder: Path, kind: str, env: Env, kill: tuple[int, str, str], wanted: str) -> Cell:
     number, when, request = kill
     place = folder / f"m{number}{when[0]}"
-    killed = _run(place, kind, env, number, when)
-    finished = _run(place, kind, env, 0, "before") == 0
+    killed = life(place, kind, env, number, when)
+    finished = life(place, kind, env, 0, "before") == 0
     name = place.name
     cell = Cell(
         number,
@@ -117,10 +118,22 @@ def _cell(folder: Path, kind: str, env: dict[str, str], kill: tuple[int, str, st
     return cell
 
 
-def _run(place: Path, kind: str, env: dict[str, str], at: int, when: str) -> int:
-    """One life of the recipe in `place`, killed at a request if `at` is not 0; returns its exit code."""
+def life(
+    place: Path,
+    kind: str,
+    env: Env,
+    at: int = 0,
+    when: str = "before",
+    cluster: dict[str, Any] | None = None,
+) -> int:
+    """One life of the recipe in `place`, killed at a request if `at` is not 0; returns its exit code.
+
+    `cluster` changes fields of its cluster.
+    """
     place.mkdir(exist_ok=True)
-    (place / "recipe.json").write_text(json.dumps({"name": place.name, "kind": kind, "at": at, "when": when}))
+    (place / "recipe.json").write_text(
+        json.dumps({"name": place.name, "kind": kind, "at": at, "when": when, "cluster": cluster or {}})
+    )
     with (place / "log").open("ab") as log:
         argv = [sys.executable, "-m", "benchmarks.failure_matrix", "--life", str(place)]
         done = subprocess.run(argv, env=env, stdout=log, stderr=log, timeout=LONGEST_S, check=False)
@@ -129,7 +142,7 @@ def _run(place: Path, kind: str, env: dict[str, str], at: int, when: str) -> int
     return done.returncode
 
 
-def _life(place: Path) -> int:
+def live(place: Path) -> int:
     """Provision → submit → finish → teardown, in this process; it may end in the middle."""
     told = json.loads((place / "recipe.json").read_text())
     mutations.install(mutations.Counter(place / "requests", told["at"], told["when"] == "before"))
@@ -141,6 +154,9 @@ def _life(place: Path) -> int:
 
     small = Recipe.model_validate({"name": told["name"], **TINY})
     recipe = on(small, told["kind"], small=True)
+    recipe = Recipe.model_validate(
+        recipe.model_dump() | {"cluster": recipe.cluster.model_dump() | told.get("cluster", {})}
+    )
     for step in (provision, preprocess, teardown):
         state: Any = step(recipe, return_state=True)
         if not state.is_completed():

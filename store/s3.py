@@ -29,7 +29,7 @@ class S3Store:
         self.url = f"s3://{bucket}/{prefix}".rstrip("/")
         self._staging = state_folder() / "staging" / hashlib.sha256(self.url.encode()).hexdigest()[:12]
         with self._sentences():
-            config = Config(retries={"mode": "adaptive", "total_max_attempts": 5}, connect_timeout=10)
+            config = Config(retries={"mode": "adaptive", "total_max_attempts": 8}, connect_timeout=10)
             self._s3 = boto3.client("s3", config=config)
             self._s3.put_object(Bucket=bucket, Key=f"{self.prefix}.castra", Body=b"")
 

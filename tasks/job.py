@@ -8,7 +8,7 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from clusters.base import ClusterError, Job, NoCapacity, Refused, State, Status
+from clusters.base import ClusterError, Job, NoCapacity, Refused, State, Status, Unreachable
 from clusters.kinds import restarts
 from tasks import report
 from tasks.ground import Place
@@ -77,6 +77,8 @@ def run_job(place: Place, work: Work, follower: Follower) -> dict[str, Any]:
     job_id, place = _submit(place, work)
     try:
         status = follow(place, job_id, follower)
+    except Unreachable:
+        raise  # the job goes on, and the next try attaches to it
     except BaseException:
         place.cluster.cancel(job_id)
         raise

@@ -9,7 +9,8 @@ from prefect.tasks import exponential_backoff
 from clusters.base import Unreachable
 
 PAUSE_S = 2.0
-RETRIES = 4
+RETRIES = 6
+"""With pauses that double they outlast two minutes of an API that is down."""
 
 
 class Interrupted(Exception):

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from clusters.base import NoCapacity, State, Status
+from clusters.base import NoCapacity, State, Status, Unreachable
 from recipes import Recipe
 from recipes.spec import LocalCluster
 from tasks import report
@@ -14,6 +14,8 @@ from tasks.ground import Place
 from training.job import MARK
 
 QUICKEST_S, SLOWEST_S = 0.1, 2.0
+DEAF_S = 1800.0
+"""How long a cluster may be out of reach before its job is no longer watched."""
 
 FOR_PEOPLE = ("checkpoint", "checkpoint-skipped", "rehearsed-failure", "resumed", "stopped")
 """Events of a job that a terminal shows; the UI's log has all of them."""
@@ -73,21 +75,37 @@ class Follower:
 def follow(place: Place, job_id: str, follower: Follower) -> Status:
     """Watch a job to its end. The log is read once more after the end, so that its last words are heard.
 
-    Raises `NoCapacity` if the job waits for its instances longer than the recipe's patience.
+    Raises `NoCapacity` if the job waits for its instances longer than the recipe's patience, `Unreachable` if the
+    cluster has not answered for `DEAF_S` seconds: the job goes on without us.
     """
     cursor, pause, follower.error = "", QUICKEST_S, ""
-    waiting = Waiting(place.recipe)
+    waiting, answered = Waiting(place.recipe), time.monotonic()
     with report.progress(follower.step) as bar:
         while True:
-            status = place.watcher.status(job_id)
+            try:
+                status = place.watcher.status(job_id)
+                lines, cursor = place.watcher.logs(job_id, cursor)
+            except Unreachable as error:
+                pause = _deaf(follower.step, error, answered)
+                continue
+            answered = time.monotonic()
             waiting.look(follower.step, status)
-            lines, cursor = place.watcher.logs(job_id, cursor)
             for line in lines:
                 follower.take(line, bar)
             if status.state.done and not lines:
                 return status
             pause = QUICKEST_S if lines or status.state is State.QUEUED else min(pause * 1.3, SLOWEST_S)
             time.sleep(pause)
+
+
+def _deaf(step: str, error: Unreachable, answered: float) -> float:
+    """Wait a moment for a cluster that does not answer; returns the pause to go on with."""
+    if (silent := time.monotonic() - answered) > DEAF_S:
+        raise error
+    if silent > SLOWEST_S:
+        report.relay([f"{step}: {error}; the job goes on meanwhile"])
+    time.sleep(SLOWEST_S)
+    return SLOWEST_S
 
 
 class Waiting:
