@@ -157,7 +157,8 @@ def live(place: Path) -> int:
     recipe = Recipe.model_validate(
         recipe.model_dump() | {"cluster": recipe.cluster.model_dump() | told.get("cluster", {})}
     )
-    for step in (provision, preprocess, teardown):
+    steps = (_climbing(),) if told.get("cluster") else (provision, preprocess, teardown)
+    for step in steps:
         state: Any = step(recipe, return_state=True)
         if not state.is_completed():
             print(state.message)
@@ -165,6 +166,24 @@ def live(place: Path) -> int:
         if step is preprocess:
             (place / "result").write_text(_digest(recipe))
     return 0
+
+
+def _climbing() -> Any:
+    """The same life as one flow that tries every rung of the ladder."""
+    from flows._camp import camp
+    from flows._house import alone, verb
+    from flows.preprocess import preprocess
+    from recipes import Recipe
+    from tasks import stack
+
+    @verb("climb", description="Provision where there is capacity, preprocess, strike.")
+    def climb(recipe: Recipe) -> str:
+        stack.ensure_store(recipe)
+        with alone(recipe), camp(recipe, prove=True) as settled:
+            preprocess(settled)
+        return "done"
+
+    return climb
 
 
 def _digest(recipe: Any) -> str:

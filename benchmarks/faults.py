@@ -105,6 +105,7 @@ def _suffer(folder: Path, env: Env, name: str, fault: Fault) -> tuple[bool, str]
     if fault.loses:
         threading.Thread(target=_lose, args=(env, place.name), daemon=True).start()
     ended = life(place, "batch", env, cluster=fault.cluster)
+    _page(env, "faults", "DELETE")
     left, submitted = leftovers(env, place.name), submissions(env, place.name)
     well = ended == 0 and not left and submitted == fault.tries
     return well, f"{submitted} submitted, left: {', '.join(left) or 'nothing'}, exit code {ended}"

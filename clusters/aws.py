@@ -126,7 +126,7 @@ def _client(service: str, site: Site, attempts: int | None = None) -> Any:
         # the credentials at hand are an emulator's then
         raise Unreachable(f"{site} means AWS itself, but AWS_ENDPOINT_URL is set: unset it, then run again")
     with _making, sentences(site, f"prepare for {service}"):
-        return _made(service, site, attempts or (3 if site.endpoint else 10))
+        return _made(service, site, attempts or (5 if site.endpoint else 10))
 
 
 @cache
