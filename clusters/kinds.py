@@ -1,5 +1,6 @@
 """From a cluster's address to its adapter: how a flow, a teardown or a reaper gets hold of a cluster again."""
 
+import json
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -43,7 +44,15 @@ def address(recipe: Recipe, site: Site, outputs: Mapping[str, str]) -> dict[str,
     if queue := outputs.get("Queue") or outputs.get("Partition"):
         told["partition"] = queue
     where = {"region": site.region, "endpoint": site.endpoint, "memory": site.memory}
-    return {"cluster": cluster.kind, **where, "image": recipe.image.container, "run": recipe.name, **told, **outputs}
+    about = {"image": recipe.image.container, "run": recipe.name}
+    return {"cluster": cluster.kind, **where, **about, **told, **outputs, **_reach(cluster, site)}
+
+
+def _reach(cluster: AwsCluster, site: Site) -> dict[str, str]:
+    """How the recipe says that the head is reached; an emulated one is not."""
+    if not isinstance(cluster, SlurmCluster) or not cluster.ssh or site.memory:
+        return {}
+    return {"reach": json.dumps(["ssh", "-o", "BatchMode=yes", cluster.ssh])}
 
 
 def restarts(kind: str, attempts: int, timeout_hours: float) -> int:

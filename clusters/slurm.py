@@ -262,6 +262,8 @@ class SlurmCluster:
 
     def _on_head(self, command: str, said: str = "") -> bytes:
         """What a shell command prints on the head; raises `Unreachable`, `Refused` or `ClusterError`."""
+        if "reach" not in self.address:
+            raise Refused("nobody said how the login node is reached: name it in the recipe (cluster.ssh)")
         try:
             reach = json.loads(self.address["reach"])
             done = subprocess.run(

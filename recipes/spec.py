@@ -192,6 +192,13 @@ class SlurmCluster(AwsCluster):
         "parallelcluster", description="Which of AWS's services runs Slurm."
     )
     head_instance_type: str = Field("m5.2xlarge", description="EC2 instance type of the head or login node.")
+    ssh: str = Field(
+        "",
+        pattern=r"^[\w.@:-]*$",
+        description="How ssh reaches the head or login node: a host, or an alias of ~/.ssh/config; empty finds "
+        "ParallelCluster's head node by itself.",
+        examples=["castra-login"],
+    )
     python: str = Field(
         "python3",
         description="The Python with torch and transformers on the nodes.",

@@ -1,6 +1,8 @@
 """AWS Batch for the tests: a queue of the emulator, whose jobs really run, and the adapter in front of it."""
 
 import contextlib
+import json
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +73,10 @@ def network(endpoint: str) -> dict[str, Any]:
     subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.9.0.0/20")["Subnet"]["SubnetId"]
     group = ec2.create_security_group(GroupName="yard", Description="yard", VpcId=vpc)["GroupId"]
     return {"subnets": [subnet], "securityGroupIds": [group]}
+
+
+def scarce(endpoint: str, instance_type: str = INSTANCE) -> None:
+    """No instances of the yard's type are to be had from here on."""
+    told = [{"kind": "capacity", "instance_type": instance_type, "times": 0}]
+    request = urllib.request.Request(f"{endpoint}/castra/faults", json.dumps(told).encode())
+    urllib.request.urlopen(request, timeout=10).close()

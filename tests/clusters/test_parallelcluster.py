@@ -31,8 +31,10 @@ OUTPUTS = {
     "Bucket": "a-bucket",
 }
 BLOCK, RESERVATION = "block:cr-0123456789abcdef0", "reservation:cr-0123456789abcdef0"
-CLI = os.environ.get("CASTRA_PCLUSTER")
-needs_cli = pytest.mark.skipif(not CLI, reason="needs ParallelCluster's own command line: CASTRA_PCLUSTER names it")
+CLI = os.environ.get("CASTRA_REAL_PCLUSTER")
+needs_cli = pytest.mark.skipif(
+    not CLI, reason="needs ParallelCluster's own command line: CASTRA_REAL_PCLUSTER names it"
+)
 UNANSWERABLE = (
     "type:HeadNodeLaunchTemplateValidator",  # moto's dry run of RunInstances wants what a template may leave out
     "type:ComputeResourceLaunchTemplateValidator",
@@ -214,7 +216,14 @@ def test_a_cluster_of_the_emulator_is_a_real_slurm(
     parallelcluster.delete(site, "castra-runs", print)
 
 
+@pytest.fixture
+def real_cli(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ParallelCluster's own command line in place of the emulator's stand-in."""
+    monkeypatch.setenv("CASTRA_PCLUSTER", str(CLI))
+
+
 @needs_cli
+@pytest.mark.usefixtures("real_cli")
 @pytest.mark.parametrize("kind", ["p4de.24xlarge", "p5.48xlarge", "p5en.48xlarge"])
 def test_its_own_validators_find_nothing_wrong(land: tuple[Site, dict[str, str]], kind: str) -> None:
     site, outputs = land
@@ -223,6 +232,7 @@ def test_its_own_validators_find_nothing_wrong(land: tuple[Site, dict[str, str]]
 
 
 @needs_cli
+@pytest.mark.usefixtures("real_cli")
 @pytest.mark.parametrize("capacity", [BLOCK, RESERVATION])
 def test_its_own_validators_accept_reserved_instances(land: tuple[Site, dict[str, str]], capacity: str) -> None:
     site, outputs = land
@@ -240,6 +250,7 @@ def _post(url: str, told: Any, method: str) -> None:
 
 
 @needs_cli
+@pytest.mark.usefixtures("real_cli")
 def test_its_own_validators_see_what_is_wrong(land: tuple[Site, dict[str, str]]) -> None:
     site, outputs = land
     config = configured(outputs=outputs, lustre_gib=1300)
