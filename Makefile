@@ -24,7 +24,7 @@ lint: setup
 	@.venv/bin/lint-imports
 
 test: lint
-	@.venv/bin/pytest
+	@.venv/bin/pytest -n 2
 
 clean:
 	rm -rf .castra

@@ -26,7 +26,7 @@ from recipes import Recipe
 from recipes.convert import KINDS, on
 from recipes.load import load
 from recipes.rehearse import rehearse
-from tasks import report, stack
+from tasks import machines, report, stack
 
 RecipePath = Annotated[Path, Parameter(help="The recipe, a YAML file.")]
 Sets = Annotated[
@@ -46,6 +46,8 @@ Real = Annotated[
 Keep = Annotated[bool, Parameter("--keep", negative="", help="Leave what was provisioned standing until it expires.")]
 
 Sky = Literal["emulated", "real"]
+HARMLESS = ("plan", "check", "provision", "teardown")
+"""Flows that start no ranks."""
 EMULATED: Sky = "emulated"
 REAL: Sky = "real"
 PlanOnly = Annotated[bool, Parameter("--plan-only", negative="", help="Say what it will take, and do nothing else.")]
@@ -68,7 +70,10 @@ def command(flow: Flow[..., Any], help_text: str | None) -> None:
         with sentences():
             recipe = read(path, sets or [], kind=kind, shrink=shrink, keep=keep)
             wanted = import_module("flows.plan").plan if plan_only else flow
-            validators.check(recipe)  # before anything is looked at, let alone created
+            if wanted.name not in ("plan", "check"):  # they say it beside the rest
+                validators.check(recipe)  # before anything is looked at, let alone created
+            if not real and wanted.name not in HARMLESS:
+                machines.check_emulated(recipe)
             needed = stack.needs_aws(recipe, wanted.name)
             sys.exit(execute(wanted, {"recipe": recipe}, sky=REAL if real else EMULATED if needed else None))
 

@@ -38,7 +38,7 @@ def _guarded(examine: Callable[[Recipe], Iterator[Finding]], recipe: Recipe) -> 
         yield from examine(recipe)
     except (ClusterError, StoreError) as error:
         what = examine.__name__.strip("_").replace("_", " ")
-        yield Finding(what, False, str(error), str(error).rpartition(": ")[2])
+        yield Finding(what, False, str(error), str(error).rpartition("; ")[2])
 
 
 def _recipe(recipe: Recipe) -> Iterator[Finding]:

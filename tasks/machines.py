@@ -6,7 +6,11 @@ import os
 
 import planner
 from clusters import catalog
+from clusters.base import Refused
 from recipes.spec import LocalCluster, Recipe
+
+MOST_EMULATED = 8
+"""Ranks of an emulated cluster at most: each is a process of this machine that imports torch."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -28,6 +32,16 @@ def processes_per_node(recipe: Recipe) -> int:
     if isinstance(recipe.cluster, LocalCluster):
         return recipe.cluster.processes_per_node
     return catalog.find(recipe.cluster.instance_type).accelerators
+
+
+def check_emulated(recipe: Recipe) -> None:
+    """Raise `Refused` if a cluster that is emulated here would start more ranks than this machine can bear."""
+    ranks = recipe.cluster.nodes * processes_per_node(recipe)
+    if not isinstance(recipe.cluster, LocalCluster) and ranks > MOST_EMULATED:
+        raise Refused(
+            f"without --aws the cluster is emulated on this machine, and {recipe.name} has {ranks} ranks: add "
+            f"--rehearse --on {recipe.cluster.kind} to run its miniature here, or --aws to run it for money"
+        )
 
 
 def as_machine(instance: catalog.Instance) -> planner.Machine:

@@ -148,7 +148,7 @@ def test_throttling_is_told_as_such(site: Site, yard: Yard, tmp_path: Path) -> N
     finished(cluster, job_id)
     fault(site, kind="throttle", service="batch", operation="DescribeJobs", times=2)
     assert cluster.status(job_id).state is State.SUCCEEDED, "a little of it is waited out"
-    fault(site, kind="throttle", service="batch", operation="DescribeJobs", times=3)
+    fault(site, kind="throttle", service="batch", operation="DescribeJobs", times=5)
     with pytest.raises(Unreachable, match="overloaded"):
         cluster.status(job_id)
 

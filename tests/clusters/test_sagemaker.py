@@ -181,7 +181,7 @@ def test_an_answer_that_is_lost_does_not_make_a_second_job(site: Site, yard: Yar
 
 def test_throttling_is_told_as_such(site: Site, yard: Yard, tmp_path: Path) -> None:
     cluster = sagemaker(tmp_path)
-    fault(site, kind="throttle", service="sagemaker", operation="DescribeTrainingJob", times=3)
+    fault(site, kind="throttle", service="sagemaker", operation="DescribeTrainingJob", times=5)
     with pytest.raises(Unreachable, match="overloaded"):
         cluster.find("anything")
 

@@ -148,12 +148,12 @@ def test_a_step_alone_says_what_it_needs_first(user_camp: Camp) -> None:
     assert "run `python -m flows.preprocess" in told
 
 
-def test_a_cloud_recipe_is_planned_and_rehearsed_but_not_started(user_camp: Camp) -> None:
+def test_a_cloud_recipe_is_planned_and_not_started_on_this_machine(user_camp: Camp) -> None:
     cloud = user_camp.recipe("name: cloud\ncluster: {kind: slurm, instance_type: p4de.24xlarge, nodes: 2}\n")
-    for verb in ("lifecycle", "train", "provision"):
+    for verb in ("lifecycle", "train"):
         code, told = user_camp.run(verb, cloud)
         assert code == 2
-        assert "--rehearse" in told
+        assert "16 ranks: add --rehearse --on slurm" in told
     assert not (user_camp.folder / ".castra" / "store").exists()
     code, told = user_camp.run("plan", cloud)
     assert code == 0, told

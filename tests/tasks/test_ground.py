@@ -11,7 +11,10 @@ from recipes import Recipe
 from tasks import ground
 from tasks.ground import Ground
 
-NOW = datetime.now(UTC)
+
+def ago(**time: float) -> str:
+    """When that long ago was; in the future if it is negative."""
+    return (datetime.now(UTC) - timedelta(**time)).isoformat()
 
 
 def recipe(folder: Path, **budget: float) -> Recipe:
@@ -22,7 +25,7 @@ def recipe(folder: Path, **budget: float) -> Recipe:
 def stand(told: Recipe, **more: Any) -> Ground:
     address = {"cluster": "batch", "region": "us-east-1", "endpoint": "", "memory": "", "image": "i"}
     taken = told.cluster.model_dump(mode="json") | {"instance_type": "p5en.48xlarge", "alternatives": []}
-    made = Ground(address, taken, **{"since": NOW.isoformat(), **more})
+    made = Ground(address, taken, **{"since": ago(), **more})
     ground.write(told, made)
     return made
 
@@ -58,7 +61,7 @@ def limit(told: Recipe, made: Ground, wanted_s: int = 36_000) -> int:
 
 def test_a_job_is_given_no_more_time_than_the_budget_pays_for(tmp_path: Path) -> None:
     told = recipe(tmp_path, max_usd=500)
-    made = stand(told, since=(NOW - timedelta(hours=1)).isoformat())
+    made = stand(told, since=ago(hours=1))
     assert made.usd_per_hour == pytest.approx(2 * 63.296)
     left = (500 - 2 * 63.296) / (2 * 63.296) * 3600
     assert limit(told, made) == pytest.approx(left - ground.CLEAR_S, abs=5)
@@ -67,12 +70,12 @@ def test_a_job_is_given_no_more_time_than_the_budget_pays_for(tmp_path: Path) ->
 
 def test_a_job_ends_before_its_capacity_block_does(tmp_path: Path) -> None:
     told = recipe(tmp_path)
-    made = stand(told, until=(NOW + timedelta(hours=2)).isoformat())
+    made = stand(told, until=ago(hours=-2))
     assert limit(told, made) == pytest.approx(7200 - ground.CLEAR_S, abs=5)
 
 
 def test_when_the_money_is_spent_nothing_more_is_started(tmp_path: Path) -> None:
     told = recipe(tmp_path, max_usd=100)
-    made = stand(told, since=(NOW - timedelta(hours=1)).isoformat())
+    made = stand(told, since=ago(hours=1))
     with pytest.raises(Refused, match=r"budget\.max_usd is used up"):
         limit(told, made)
