@@ -13,6 +13,7 @@ from clusters.base import Refused
 from recipes import Recipe
 from recipes.spec import LocalCluster
 from store import open_store
+from tasks import plan as planning
 from tasks import report
 from tasks.machines import plan_of
 
@@ -41,7 +42,7 @@ def ask(recipe: Recipe) -> None:
         return
     answer = _answer(recipe, cost, limit)
     if not answer.approve:
-        raise Refused(f"the plan of {recipe.name} (${cost:,.0f}) was not approved: nothing was created")
+        raise Refused(f"the plan of {recipe.name} (${cost:,.0f}) was not approved: nothing that costs was created")
     told = {"usd": cost, "by": answer.approved_by, "at": datetime.now(UTC).isoformat(timespec="seconds")}
     store.put(key, json.dumps(told).encode())
     report.say(f"approval: ${cost:,.0f} approved{' by ' * bool(answer.approved_by)}{answer.approved_by}")
@@ -51,13 +52,13 @@ def _answer(recipe: Recipe, cost: float, limit: float) -> Approval:
     report.say(f"approval: the plan costs ${cost:,.0f}, above ${limit:,.0f}: resume or cancel this run in the UI")
     page = (
         f"**{recipe.name}** would cost about **${cost:,.0f}** on {recipe.cluster.nodes} nodes; plans above "
-        f"${limit:,.0f} need approval. The artifacts *plan* and *plan-summary* of this run say what it is for."
+        f"${limit:,.0f} need approval."
     )
-    report.page("approval", page, "Waiting for approval")
+    report.page("approval", f"{page}\n\n{planning.markdown(recipe)}", "Waiting for approval")
     try:
         return pause_flow_run(wait_for_input=Approval.with_initial_data(description=page), timeout=PATIENCE_S)
     except FlowPauseTimeout:
-        raise Refused(f"nobody approved the plan of {recipe.name} within a day: nothing was created") from None
+        raise Refused(f"nobody approved the plan of {recipe.name} within a day: nothing that costs was created") from None
 
 
 def _digest(recipe: Recipe) -> str:

@@ -18,7 +18,7 @@ def show(recipe: Recipe) -> str:
     report.table("plan", [_row(estimate) for estimate in plan.ranked[:SHOWN]], "Layouts that fit, best first")
     refused = [{"layout": _layout(estimate), "why": estimate.why_not} for estimate in plan.refused]
     report.table("refused-layouts", refused, "Layouts that do not fit")
-    report.page("plan-summary", _markdown(recipe), "The plan in short")
+    report.page("plan-summary", markdown(recipe), "The plan in short")
     headline = _headline(recipe, plan.best)
     for note in plan.notes:
         report.say(f"plan: {note}")
@@ -55,7 +55,8 @@ def _headline(recipe: Recipe, best: planner.Estimate) -> str:
     )
 
 
-def _markdown(recipe: Recipe) -> str:
+def markdown(recipe: Recipe) -> str:
+    """The plan in short, with its pictures and its bill."""
     from tasks import pictures  # matplotlib costs half a second that a skipped step need not pay
 
     plan = plan_of(recipe)

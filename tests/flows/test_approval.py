@@ -55,7 +55,7 @@ def test_a_no_creates_nothing(user_camp: Camp) -> None:
     assert answer(url, waiting, approve=False, approved_by="tester").json()["status"] == "ACCEPT"
     said, _ = run.communicate(timeout=60)
     assert run.returncode == 1
-    assert "was not approved: nothing was created" in said
+    assert "was not approved: nothing that costs was created" in said
     assert not list(user_camp.folder.rglob("camps"))
 
 
@@ -65,6 +65,7 @@ def test_a_yes_goes_on(user_camp: Camp) -> None:
     waiting = paused(url)
     pages = httpx.post(f"{url}/api/artifacts/filter", json={"artifacts": {"key": {"any_": ["approval"]}}}).json()
     assert "would cost about **$" in pages[0]["data"]
+    assert "one step" in pages[0]["data"], "the plan is beside it"
     assert answer(url, waiting, approve=True, approved_by="tester").json()["status"] == "ACCEPT"
     said, _ = run.communicate(timeout=100)
     assert run.returncode == 0, said
