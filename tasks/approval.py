@@ -58,7 +58,8 @@ def _answer(recipe: Recipe, cost: float, limit: float) -> Approval:
     try:
         return pause_flow_run(wait_for_input=Approval.with_initial_data(description=page), timeout=PATIENCE_S)
     except FlowPauseTimeout:
-        raise Refused(f"nobody approved the plan of {recipe.name} within a day: nothing that costs was created") from None
+        told = f"nobody approved the plan of {recipe.name} within a day: nothing that costs was created"
+        raise Refused(told) from None
 
 
 def _digest(recipe: Recipe) -> str:
