@@ -74,7 +74,8 @@ def _take_down(
     entries = _ours(store, run)
     jobs = [entry for entry in reversed(entries) if entry.kind == "job"]
     grounds = [entry for entry in reversed(entries) if entry.kind != "job"]
-    failures = [failure for entry in (*jobs, *grounds) if due(entry) and (failure := _end(store, entry, tell))]
+    failed = [(entry, wrong) for entry in (*jobs, *grounds) if due(entry) and (wrong := _end(store, entry, tell))]
+    failures = [wrong for entry, wrong in failed if not _gone_with_cluster(store, entry, tell)]
     if not failures:  # what only the tags know: its site is asked once all others have answered
         strays = [entry for entry, _ in _unrecorded(entries, run, site) if due(entry)]
         failures = [failure for entry in reversed(strays) if (failure := _end(store, entry, tell))]
@@ -100,6 +101,16 @@ def _end(store: Store, entry: Entry, tell: Callable[[str], None]) -> ClusterErro
     if entry.state != "stray":
         ledger.gone(store, entry)
     return None
+
+
+def _gone_with_cluster(store: Store, entry: Entry, tell: Callable[[str], None]) -> bool:
+    """Close the entry of a job that cannot be asked after because nothing that its cluster was made of is left."""
+    stands = any(one.kind != "job" for one in ledger.open_entries(store, entry.run))
+    if entry.kind != "job" or stands or "kubeconfig" in entry.where:
+        return False
+    tell(f"job {entry.name}: gone together with its cluster")
+    ledger.gone(store, entry)
+    return True
 
 
 def _delete_stack(entry: Entry, tell: Callable[[str], None]) -> None:

@@ -205,7 +205,16 @@ def test_a_running_job_is_cancelled_before_the_stacks_go(store: Store, site: Sit
     assert finished(cluster, job_id).state == "cancelled"
 
 
+def test_a_job_whose_cluster_was_deleted_is_gone_with_it(store: Store, site: Site) -> None:
+    where = {"cluster": "eks", "region": site.region, "endpoint": site.endpoint, "memory": site.memory}
+    entry = ledger.intend(store, Claim("razed", NOW + HOUR), "job", "train-1", where | {"Cluster": "was-deleted"})
+    ledger.created(store, entry, "train-1")
+    told: list[str] = []
+    assert teardown(store, "razed", site, told.append) == []
+    assert told == ["job train-1: gone together with its cluster"]
+
+
 def test_a_job_of_an_unknown_cluster_is_one_sentence(store: Store) -> None:
-    ledger.intend(store, Claim("odd", NOW + HOUR), "job", "j", {"cluster": "mainframe"})
+    ledger.intend(store, Claim("odd", NOW + HOUR), "job", "j", {"cluster": "mainframe", "kubeconfig": "here"})
     with pytest.raises(ClusterError, match="of kind 'mainframe' is not known"):
         teardown(store, "odd", tell=silent)
