@@ -131,6 +131,27 @@ def test_the_ladder_is_climbed_until_there_are_instances(user_camp: Camp, sky: t
     assert done.stdout.splitlines()[-1] == "g5.xlarge", done.stdout + done.stderr
 
 
+def test_a_quota_that_is_too_small_is_told_by_check_and_refused_by_provision(
+    user_camp: Camp, sky: tuple[Emulator, dict[str, str]]
+) -> None:
+    page(sky[0], "quotas", {"code": "L-417A185B", "value": 8})
+    user_camp.env |= sky[1]
+    recipe = user_camp.recipe(told("narrow", "batch").replace("castra-clouds", "castra-narrow"))
+    try:
+        code, said = user_camp.run("check", recipe)
+        assert code == 1
+        assert "✗ quota L-417A185B" in said
+        assert "To fix: " in said
+        assert "✓ credentials" in said
+        code, said = user_camp.run("provision", recipe)
+        assert code == 1
+        assert "8 vCPUs" in said
+        assert "making the bucket" not in said
+    finally:
+        request = urllib.request.Request(f"{sky[0].endpoint}/castra/quotas", method="DELETE")
+        urllib.request.urlopen(request, timeout=10).close()
+
+
 BAD = {
     "placement_group: true, instance_type: p5.48xlarge, capacity: ['block:cr-0123456789abcdef0']": "placement_group",
     "capacity: [spot]": "spot",

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import tasks.watch
 from clusters.base import State, Status, Unreachable
 from clusters.watcher import Watcher
 from recipes import Recipe
@@ -46,6 +47,40 @@ def watch(follower: Follower, *lines: str) -> Status:
     cluster: Any = Told(*lines)
     place = Place(Recipe(), cluster, cluster, Watcher(cluster, 0.0, 1e9))  # no store is asked here
     return follow(place, "job", follower)
+
+
+def test_a_cluster_that_does_not_answer_for_a_while_does_not_end_the_watch(
+    follower: Follower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster: Any = Told(step(1, 5.0), step(2, 4.0))
+    answers, silent = cluster.logs, iter([True, False, True, True])
+
+    def deaf(job: str, after: str = "") -> tuple[list[str], str]:
+        if next(silent, False):
+            raise Unreachable("the API is down")
+        told: tuple[list[str], str] = answers(job, after)
+        return told
+
+    monkeypatch.setattr(cluster, "logs", deaf)
+    monkeypatch.setattr(tasks.watch, "SLOWEST_S", 0.01)
+    place = Place(Recipe(), cluster, cluster, Watcher(cluster, 0.0, 1e9))
+    assert follow(place, "job", follower).state is State.SUCCEEDED
+    assert [done for done, _ in follower.history] == [1, 2]
+
+
+def test_after_half_an_hour_of_silence_it_is_somebody_else_s_turn(
+    follower: Follower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster: Any = Told("never heard")
+
+    def deaf(_job: str, _after: str = "") -> tuple[list[str], str]:
+        raise Unreachable("the API is down")
+
+    monkeypatch.setattr(cluster, "logs", deaf)
+    monkeypatch.setattr(tasks.watch, "SLOWEST_S", 0.01)
+    monkeypatch.setattr(tasks.watch, "DEAF_S", 0.05)
+    with pytest.raises(Unreachable, match="down"):
+        follow(Place(Recipe(), cluster, cluster, Watcher(cluster, 0.0, 1e9)), "job", follower)
 
 
 def test_progress_is_remembered_in_order(follower: Follower) -> None:
