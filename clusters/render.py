@@ -141,8 +141,21 @@ def _adapter(recipe: Recipe, rung: Rung | None, job: Job) -> Iterator[tuple[str,
             yield f"{name}.json", request
 
 
+class _Readable(yaml.SafeDumper):
+    """YAML for people: nothing refers to something above, and a program has its own lines."""
+
+    def ignore_aliases(self, _told: Any) -> bool:
+        return True
+
+    def text(self, told: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", told, style="|" if "\n" in told else None)
+
+
+_Readable.add_representer(str, _Readable.text)
+
+
 def _yaml(told: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(told, sort_keys=False, width=120)
+    return yaml.dump(told, Dumper=_Readable, sort_keys=False, width=120)
 
 
 def _seen(job: Job) -> dict[str, Any]:
