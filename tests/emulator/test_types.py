@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from clusters import catalog
+from emulator import aws as emulated
+from emulator.aws import Emulator
 from tests.emulator.raw_stacks import Sky, att, part, ref, resources
 
 TRUST = {
@@ -25,6 +27,13 @@ BLOCK = {
         "CapacityReservationTarget": {"CapacityReservationId": "cr-0123456789abcdef0"}
     },
 }
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
+    """An emulator of these tests alone: they look at all there is in it."""
+    with emulated.running(tmp_path_factory.mktemp("types")) as running:
+        yield running
 
 
 @pytest.fixture
