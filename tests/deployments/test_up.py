@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 BROWSER = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
 SILENT = ["--disable-background-networking", "--disable-component-update", "--virtual-time-budget=20000"]
 
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("deployments"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("whole"), pytest.mark.timeout(400)]
 
 
 def deployments() -> list[dict[str, Any]]:
