@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -22,6 +23,11 @@ LISTENING = "0A"
 LOOPBACK = ("0100007F", "00000000000000000000000001000000")
 
 
+def heed_ctrl_c() -> None:
+    """Have a started command hear Ctrl-C, also where the tests themselves run in the background and do not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @dataclass
 class Camp:
     """One user's folder: a recipe, a store, and the processes that belong to it."""
@@ -39,7 +45,13 @@ class Camp:
         """Type `python -m flows.<verb> …` and do not wait."""
         argv = [sys.executable, "-m", f"flows.{verb}", *map(str, words)]
         return subprocess.Popen(
-            argv, cwd=self.folder, env=self.environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            argv,
+            cwd=self.folder,
+            env=self.environment(),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            preexec_fn=heed_ctrl_c,
         )
 
     def run(self, verb: str, *words: str | Path) -> tuple[int, str]:

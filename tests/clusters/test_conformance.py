@@ -39,9 +39,7 @@ SLOW = {"slurm": 45.0}
 
 
 def marked(kind: str) -> object:
-    if kind == "slurm":
-        return pytest.param(kind, marks=[pytest.mark.root, slurm_yard.needs_slurm, pytest.mark.xdist_group("slurm")])
-    return pytest.param(kind, marks=pytest.mark.xdist_group("sky"))
+    return pytest.param(kind, marks=[pytest.mark.root, slurm_yard.needs_slurm] if kind == "slurm" else [])
 
 
 @dataclass(frozen=True)

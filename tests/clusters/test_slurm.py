@@ -26,7 +26,7 @@ signal.signal(signal.SIGTERM, save)
 print("ready", flush=True)
 time.sleep(600)
 """
-pytestmark = [pytest.mark.root, pytest.mark.xdist_group("slurm"), slurm_yard.needs_slurm]
+pytestmark = [pytest.mark.root, slurm_yard.needs_slurm]
 
 
 @pytest.fixture

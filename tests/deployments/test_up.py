@@ -19,13 +19,13 @@ from clusters import keeper
 from flows._server import answers
 from recipes import Recipe
 from recipes.load import load
-from tests.camp import TINY, Camp
+from tests.camp import TINY, Camp, heed_ctrl_c
 
 ROOT = Path(__file__).parents[2]
 BROWSER = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
 SILENT = ["--disable-background-networking", "--disable-component-update", "--virtual-time-budget=20000"]
 
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("whole"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
 
 def deployments() -> list[dict[str, Any]]:
@@ -61,7 +61,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Camp, str]]:
     log = camp.folder / "up.log"
     with log.open("wb") as out:
         argv = [sys.executable, "-m", "deployments.up", "--port", str(port)]
-        run = subprocess.Popen(argv, cwd=ROOT, env=camp.environment(), stdout=out, stderr=out)
+        run = subprocess.Popen(argv, cwd=ROOT, env=camp.environment(), stdout=out, stderr=out, preexec_fn=heed_ctrl_c)
     wait(lambda: "Castra is up" in log.read_text(), 120, log)
     yield camp, f"http://127.0.0.1:{port}"
     run.send_signal(signal.SIGINT)

@@ -198,7 +198,7 @@ def test_without_capacity_a_job_waits_and_says_why(desk: Desk) -> None:
     behind = desk.submit("pass")
     desk.batch.cancel_job(jobId=job, reason="not today")
     assert desk.look(job)["status"] == "FAILED"
-    assert desk.look(behind)["status"] == "RUNNABLE"
+    wait_until(lambda: desk.look(behind)["status"] == "RUNNABLE")
     desk.forget_faults()
     assert desk.end(behind)["status"] == "SUCCEEDED"
 

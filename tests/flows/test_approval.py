@@ -11,7 +11,7 @@ import pytest
 from tests.camp import Camp
 from tests.flows.test_clouds import told
 
-pytestmark = [pytest.mark.xdist_group("whole"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.timeout(240)]
 
 ASKS = "budget: {approve_above_usd: 1}"
 

@@ -17,7 +17,7 @@ from emulator import slurm
 from emulator.aws import Emulator
 from tests.camp import Camp
 
-pytestmark = [pytest.mark.xdist_group("whole"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timeout(300)]
 
 TINY = """
 name: {name}

@@ -13,7 +13,7 @@ import pytest
 
 from tests.camp import LOOPBACK, TINY, Camp
 
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("whole"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

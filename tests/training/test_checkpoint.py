@@ -14,7 +14,7 @@ from training.checkpoint import Identity
 from training.model import build, weights_sha256
 from training.process import JobError
 
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
+pytestmark = [pytest.mark.torch]
 
 Trained = Callable[[str], Path]
 

@@ -14,7 +14,7 @@ from training.model import LinearCrossEntropy, NextTokenLoss, build, flops_per_t
 from training.process import JobError
 from training.run import learning_rate
 
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
+pytestmark = [pytest.mark.torch]
 
 SMALL: dict[str, Any] = {
     "hidden_size": 32,

@@ -6,7 +6,7 @@ import pytest
 
 from tests.training.nursery import Nursery, result, write_job
 
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
+pytestmark = [pytest.mark.torch]
 
 
 def test_two_nodes_prove_their_network(nursery: Nursery, tmp_path: Path) -> None:

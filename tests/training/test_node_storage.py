@@ -14,7 +14,7 @@ from tests.sky import client
 from tests.training.hosts import Hosts
 from tests.training.nursery import Nursery, losses, result, spec, write_job
 
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
+pytestmark = [pytest.mark.torch]
 
 BUCKET = "node-storage"
 QUICK = {"CASTRA_COMM_TIMEOUT_S": "30"}

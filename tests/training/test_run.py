@@ -18,7 +18,7 @@ import torch
 from tests.training.nursery import ROOT, Nursery, free_port, losses, result, spec, write_dataset, write_job
 from training.model import build
 
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("training")]
+pytestmark = [pytest.mark.torch]
 
 STRATEGIES = ["ddp", "fsdp2", "zero1", "zero2", "zero3"]
 Trained = Callable[[str], Path]
