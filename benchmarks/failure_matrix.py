@@ -2,6 +2,7 @@
 
     python -m benchmarks.failure_matrix --kind batch
     python -m benchmarks.failure_matrix --kind batch --every 3        # every third request only
+    python -m benchmarks.failure_matrix --kind slurm --only sbatch    # these requests only
 
 One undisturbed life counts the requests. Then, for each of them twice, a fresh recipe: a life that is killed at that
 point, and a rerun to the end. Counted: reruns that failed, submissions of the job beyond the first, resources left on
@@ -12,6 +13,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -65,7 +67,7 @@ def main() -> int:
         requests, wanted = _undisturbed(Path(folder), told.kind, env)
         took = time.monotonic() - begun
         print(f"{told.kind}: {len(requests)} changing requests in a life of {took:.0f} s", flush=True)
-        points = list(enumerate(requests, 1))[:: told.every]
+        points = [point for point in enumerate(requests, 1) if re.search(told.only, point[1])][:: told.every]
         kills = [(number, when, request) for number, request in points for when in ("before", "after")]
         cells = [_cell(Path(folder), told.kind, env, kill, wanted) for kill in kills]
         _table(told.kind, cells, time.monotonic() - begun)
@@ -76,6 +78,7 @@ def _options() -> argparse.Namespace:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--kind", default="batch", choices=("slurm", "batch", "eks", "sagemaker"))
     options.add_argument("--every", type=int, default=1)
+    options.add_argument("--only", default="", help="requests whose name matches this pattern")
     options.add_argument("--life", help=argparse.SUPPRESS)
     return options.parse_args()
 
