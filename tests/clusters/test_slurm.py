@@ -134,7 +134,7 @@ def test_nodes_that_ec2_does_not_start_are_told(cluster: SlurmCluster, slurm: Sl
     why = "(Code:InsufficientInstanceCapacity)Failure when resuming nodes"
     slurm.sh(f"scontrol update nodename=node-3 state=down reason='{why}'")
     job_id = cluster.submit(replace(gang(yard, "large"), nodes=3))
-    wait_until(lambda: "InsufficientInstanceCapacity" in cluster.status(job_id).reason)
+    wait_until(lambda: "InsufficientInstanceCapacity" in cluster.status(job_id).reason, 60)
     slurm.sh("scontrol update nodename=node-3 state=resume")
     assert finished(cluster, job_id, 60).state is State.SUCCEEDED
 
