@@ -113,8 +113,8 @@ def _cell(folder: Path, kind: str, env: Env, kill: tuple[int, str, str], wanted:
         when,
         request if killed < 0 else f"{request} (not reached)",
         finished,
-        submissions(env, name),
-        tuple(leftovers(env, name)),
+        submissions(env["AWS_ENDPOINT_URL"], name),
+        tuple(leftovers(env["AWS_ENDPOINT_URL"], name)),
         finished and _result(place) == wanted,
     )
     print(f"{number:3} {when:6} {request:45} {'ok' if cell.well else cell}", flush=True)
@@ -160,7 +160,7 @@ def live(place: Path) -> int:
     recipe = Recipe.model_validate(
         recipe.model_dump() | {"cluster": recipe.cluster.model_dump() | told.get("cluster", {})}
     )
-    steps = (_climbing(),) if told.get("cluster") else (provision, preprocess, teardown)
+    steps = (climbing(),) if told.get("cluster") else (provision, preprocess, teardown)
     for step in steps:
         state: Any = step(recipe, return_state=True)
         if not state.is_completed():
@@ -171,20 +171,20 @@ def live(place: Path) -> int:
     return 0
 
 
-def _climbing() -> Any:
-    """The same life as one flow that tries every rung of the ladder."""
+def climbing() -> Any:
+    """The same life as one flow that tries every rung of the ladder; it ends with the type it got."""
     from flows._camp import camp
     from flows._house import alone, verb
     from flows.preprocess import preprocess
     from recipes import Recipe
-    from tasks import stack
+    from tasks import capacity, stack
 
     @verb("climb", description="Provision where there is capacity, preprocess, strike.")
     def climb(recipe: Recipe) -> str:
         stack.ensure_store(recipe)
         with alone(recipe), camp(recipe, prove=True) as settled:
             preprocess(settled)
-        return "done"
+        return capacity.rung_of(settled).instance_type
 
     return climb
 

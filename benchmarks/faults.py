@@ -7,13 +7,11 @@ Printed for each: whether the life completed, its seconds over those of an undis
 was left. Exit code 1 if a life failed, or left something.
 """
 
-import json
 import sys
 import tempfile
 import threading
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Any
 
 from benchmarks.failure_matrix import ground, life
 from benchmarks.leftovers import leftovers, submissions
+from tests.sky import client, tell
 
 Env = dict[str, str]
 Rows = list[dict[str, Any]]
@@ -98,43 +97,33 @@ def main(words: list[str]) -> int:
 
 def _suffer(folder: Path, env: Env, name: str, fault: Fault) -> tuple[bool, str]:
     place = folder / f"f-{name}"
-    _page(env, "faults", "DELETE")
-    _page(env, "faults", "POST", fault.rows(place.name))
+    endpoint = env["AWS_ENDPOINT_URL"]
+    tell(endpoint, "faults", method="DELETE")
+    tell(endpoint, "faults", fault.rows(place.name))
     if name == "down":
-        threading.Timer(4.0, _page, (env, "faults", "POST", [{"kind": "down", "seconds": 60}])).start()
+        threading.Timer(4.0, tell, (endpoint, "faults", [{"kind": "down", "seconds": 60}])).start()
     if fault.loses:
-        threading.Thread(target=_lose, args=(env, place.name), daemon=True).start()
+        threading.Thread(target=_lose, args=(endpoint, place.name), daemon=True).start()
     ended = life(place, "batch", env, cluster=fault.cluster)
-    _page(env, "faults", "DELETE")
-    left, submitted = leftovers(env, place.name), submissions(env, place.name)
+    tell(endpoint, "faults", method="DELETE")
+    left, submitted = leftovers(endpoint, place.name), submissions(endpoint, place.name)
     well = ended == 0 and not left and submitted == fault.tries
     return well, f"{submitted} submitted, left: {', '.join(left) or 'nothing'}, exit code {ended}"
 
 
-def _lose(env: Env, name: str) -> None:
+def _lose(endpoint: str, name: str) -> None:
     """Take the first node of the recipe's job away, as soon as there is one."""
-    import boto3
-
-    keys = (env["AWS_ACCESS_KEY_ID"], env["AWS_SECRET_ACCESS_KEY"])
-    batch = boto3.session.Session(*keys, region_name=env["AWS_REGION"]).client(
-        "batch", endpoint_url=env["AWS_ENDPOINT_URL"]
-    )
+    batch = client("batch", endpoint)
     while True:
         for queue in batch.describe_job_queues()["jobQueues"]:
             if name in queue["jobQueueName"]:
                 for job in batch.list_jobs(jobQueue=queue["jobQueueName"], jobStatus="RUNNING")["jobSummaryList"]:
                     try:
-                        _page(env, "lose", "POST", {"job": job["jobId"], "node": 0})
+                        tell(endpoint, "lose", {"job": job["jobId"], "node": 0})
                     except urllib.error.HTTPError:
                         continue
                     return
         time.sleep(0.05)
-
-
-def _page(env: Env, page: str, method: str, told: Any = None) -> None:
-    body = json.dumps([] if told is None else told).encode()
-    request = urllib.request.Request(f"{env['AWS_ENDPOINT_URL']}/castra/{page}", body, method=method)
-    urllib.request.urlopen(request, timeout=10).close()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import http.client
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
@@ -41,6 +41,11 @@ class Site:
 
     def __str__(self) -> str:
         return f"{self.region} at {self.endpoint}" if self.endpoint else self.region
+
+    @classmethod
+    def at(cls, address: Mapping[str, str]) -> "Site":
+        """The site of a cluster's address, which says more than that."""
+        return cls(*(address.get(name, "") for name in ("region", "endpoint", "memory")))
 
 
 def here(region: str | None = None) -> Site:

@@ -146,8 +146,7 @@ class EksCluster:
             return api.of_kubeconfig(path, self.address.get("context", ""))
         if not (name := self.address.get("Cluster")):
             raise Refused("the address names no EKS cluster and no kubeconfig: provision the cluster first")
-        where = (self.address.get(key, "") for key in ("region", "endpoint", "memory"))
-        return api.of_eks(name, Site(*where))
+        return api.of_eks(name, Site.at(self.address))
 
     @property
     def _kind(self) -> str:

@@ -66,8 +66,8 @@ class Entry:
     @property
     def site(self) -> aws.Site | None:
         """The part of AWS it is in, None for what is on this machine."""
-        told = {name: self.where.get(name, "") for name in ("region", "endpoint", "memory")}
-        return aws.Site(**told) if told["region"] else None
+        found = aws.Site.at(self.where)
+        return found if found.region else None
 
     @property
     def place(self) -> str:

@@ -25,6 +25,7 @@ from clusters.stacks.camp import subnet
 from clusters.stacks.nodes import close_together
 from clusters.stacks.parts import LOG_DAYS
 from recipes.spec import Recipe, SlurmCluster
+from store.objects import in_s3
 
 Part = dict[str, Any]
 QUEUE: Final = "train"
@@ -254,8 +255,8 @@ def _groups(outputs: Mapping[str, str]) -> Part:
 
 def _rights(cluster: SlurmCluster, outputs: Mapping[str, str], store: str) -> Part:
     access = []
-    if store.startswith("s3://"):
-        bucket, _, prefix = store.removeprefix("s3://").strip("/").partition("/")
+    if place := in_s3(store):
+        bucket, prefix = place
         access = [{"BucketName": bucket, "EnableWriteAccess": True, "KeyName": f"{prefix}/*" if prefix else "*"}]
     if cluster.containers:
         access.append({"BucketName": _told(outputs, "Bucket"), "KeyName": START_SCRIPT})

@@ -27,6 +27,7 @@ from recipes import Recipe
 from recipes.convert import on
 from recipes.spec import AwsCluster, BatchCluster, LocalCluster, SlurmCluster
 from store import Store
+from store.objects import in_s3
 
 SOME_STORE = "s3://your-bucket/castra"
 SOME_CONTAINER = "your-account.dkr.ecr.your-region.amazonaws.com/train:latest"
@@ -113,8 +114,8 @@ def training_job(recipe: Recipe) -> Job:
 
 
 def _stacks(recipe: Recipe, rung: Rung | None) -> Iterator[tuple[str, Any]]:
-    if recipe.store.startswith("s3://"):
-        bucket = recipe.store.removeprefix("s3://").partition("/")[0]
+    if place := in_s3(recipe.store):
+        bucket, _ = place
         yield f"0-{storage.name(bucket)}", storage.template(bucket)
     for number, one in enumerate(architecture.needed(recipe, rung), 1):
         yield f"{number}-{one.name}", one.template

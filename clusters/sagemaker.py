@@ -62,7 +62,7 @@ class SageMakerCluster:
 
     def __init__(self, address: Address, store: Store) -> None:
         self.address, self.store = dict(address), store
-        self.site = Site(*(self.address.get(key, "") for key in ("region", "endpoint", "memory")))
+        self.site = Site.at(self.address)
 
     def render(self, job: Job) -> dict[str, Any]:
         """CreateTrainingJob, and what goes into the store before. Raises `Refused`."""

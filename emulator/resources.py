@@ -8,6 +8,7 @@ import json
 import secrets
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -40,7 +41,7 @@ class Services:
         return f"arn:aws:{service}:{self.region}:{self.account}:{rest}"
 
 
-class Resource:
+class Resource(ABC):
     """One resource of a stack; a subclass says how its type is made."""
 
     type: ClassVar[str]
@@ -65,11 +66,11 @@ class Resource:
         self.stack_tags: Mapping[str, str] = {}
         self._made: dict[str, Any] | None = None
 
+    @abstractmethod
     def create(self) -> str:
         """Make it; returns its physical id."""
-        raise NotImplementedError
 
-    def settle(self, old: Properties) -> None:
+    def settle(self, old: Properties) -> None:  # noqa: B027  # most types have nothing to settle
         """Apply the mutable properties; `old` is empty after a creation."""
 
     def attributes(self) -> dict[str, Any]:
@@ -80,9 +81,9 @@ class Resource:
         """Whether what differs from `old` asks for another one in its place."""
         return any(old.get(key) != self.p.get(key) for key in self.fixed)
 
+    @abstractmethod
     def delete(self) -> None:
         """Remove it."""
-        raise NotImplementedError
 
     def attribute(self, name: str) -> Any:
         """What Fn::GetAtt gives; raises `TemplateError` for what it does not know."""

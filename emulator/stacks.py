@@ -184,7 +184,7 @@ class Operation:
             try:
                 self._bring(_wanted(self.services, self.stack, template, values, tags, name))
             except TemplateError as error:
-                self._say("CREATE_FAILED", str(error), Resource(self.services, self.stack.name, name, {}))
+                self._say("CREATE_FAILED", str(error), _Unnamed(self.services, self.stack.name, name, {}))
                 raise _Failed(name) from error
         try:
             outputs = _outputs(template, values)
@@ -287,6 +287,17 @@ class Operation:
 
     def _say(self, status: str, reason: str = "", resource: Resource | None = None) -> None:
         self.stack.say(status, reason, resource, self.token)
+
+
+class _Unnamed(Resource):
+    """Stands in an event for a resource whose template could not be read."""
+
+    def create(self) -> str:
+        """Is never made."""
+        return ""
+
+    def delete(self) -> None:
+        """Was never made."""
 
 
 class _Failed(Exception):

@@ -33,17 +33,16 @@ def camp(recipe: Recipe, *, prove: bool) -> Iterator[Recipe]:
 
 
 def _climb(recipe: Recipe, *, prove: bool) -> Recipe:
-    """Try the rungs of the capacity ladder, one after another; raises `NoCapacity` after the last."""
-    missed: list[str] = []
+    """Provision on the first rung of the capacity ladder that has instances; returns the recipe narrowed to it."""
     located = capacity.located(recipe)
-    for rung in capacity.rungs(located):
-        if missed:
-            report.warn(f"{missed[-1]}: trying {capacity.rung_of(rung)}")
+
+    def stand(rung: Recipe) -> Recipe:
         state = cast("State[Any]", provision(rung, capacity.zones(located), return_state=True))
         if prove and state.is_completed():
             state = cast("State[Any]", validate(rung, return_state=True))
-        if state.name != NoCapacity.__name__:
-            state.result()  # raises what went wrong, if anything
-            return rung
-        missed.append(str(state.message))
-    raise NoCapacity("; ".join(missed))
+        if state.name == NoCapacity.__name__:
+            raise NoCapacity(str(state.message))
+        state.result()  # raises what went wrong, if anything
+        return rung
+
+    return capacity.climb(located, stand)

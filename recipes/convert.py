@@ -3,22 +3,9 @@
 from typing import Any, get_args
 
 from recipes.load import RecipeError
-from recipes.spec import (
-    AwsCluster,
-    BatchCluster,
-    Cluster,
-    EksCluster,
-    Image,
-    LocalCluster,
-    Recipe,
-    SageMakerCluster,
-    SlurmCluster,
-)
+from recipes.spec import AwsCluster, Cluster, Image, LocalCluster, Recipe
 
-CLASSES: dict[str, type[LocalCluster | SlurmCluster | BatchCluster | EksCluster | SageMakerCluster]] = {
-    one.model_fields["kind"].default: one for one in get_args(get_args(Cluster)[0])
-}
-KINDS = tuple(CLASSES)
+KINDS: tuple[str, ...] = tuple(one.model_fields["kind"].default for one in get_args(get_args(Cluster)[0]))
 SMALLEST = "p5.4xlarge"
 """One accelerator and one EFA interface: on an emulated cluster every node is one process on this machine."""
 MOST_HERE = 2
@@ -32,7 +19,7 @@ def on(recipe: Recipe, kind: str, *, small: bool = False) -> Recipe:
 
     `small` makes it fit an emulated cluster on this machine. Raises `RecipeError` for an unknown kind.
     """
-    if kind not in CLASSES:
+    if kind not in KINDS:
         raise RecipeError([f"{kind!r} is not a kind of cluster: choose {', '.join(KINDS)}"])
     if recipe.cluster.kind == kind:
         return recipe

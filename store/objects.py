@@ -69,16 +69,22 @@ def open_store(url: str) -> Store:
 
     Raises `StoreError` with one sentence if the URL is of another kind, or the place cannot be written.
     """
-    parts = urlsplit(url)
-    if parts.scheme == "s3":
+    if place := in_s3(url):
         from store.s3 import S3Store  # boto3 costs 0.2 s that a file store need not pay
 
-        return S3Store(parts.netloc, parts.path.strip("/"))
+        return S3Store(*place)
+    parts = urlsplit(url)
     if parts.scheme in ("", "file") and not parts.netloc:
         from store.files import FileStore
 
         return FileStore(Path(unquote(parts.path) if parts.scheme else url))
     raise StoreError(f"store {url!r} is neither a folder, file:///folder nor s3://bucket/prefix: fix `store`")
+
+
+def in_s3(url: str) -> tuple[str, str] | None:
+    """The bucket and the prefix (without slashes at its ends) of a store's URL; None for a folder."""
+    parts = urlsplit(url)
+    return (parts.netloc, parts.path.strip("/")) if parts.scheme == "s3" else None
 
 
 def checked(key: str) -> str:

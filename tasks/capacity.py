@@ -1,7 +1,9 @@
 """Ways to get the instances, tried one after another: narrow a recipe to a rung, wait for its time to come."""
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 from clusters import aws, preflight
 from clusters.base import NoCapacity
@@ -9,6 +11,8 @@ from clusters.capacity import Rung, ladder
 from recipes import Recipe
 from recipes.spec import LocalCluster
 from tasks import ground, report
+
+T = TypeVar("T")
 
 ENDS_EARLY = timedelta(minutes=35)
 """Instances of a capacity block begin to be terminated 30 minutes before its end (AWS, EC2 Capacity Blocks)."""
@@ -36,6 +40,19 @@ def rungs(recipe: Recipe) -> list[Recipe]:
     """The ways to get the instances that are left to try: from the one that stands on."""
     left, standing = every(recipe), ground.settled(recipe)
     return left[left.index(standing) :] if standing in left else left
+
+
+def climb(recipe: Recipe, attempt: Callable[[Recipe], T]) -> T:
+    """What the attempt on the first rung with instances returns; raises `NoCapacity` with every rung's reason."""
+    missed: list[str] = []
+    for rung in rungs(recipe):
+        if missed:
+            report.warn(f"{missed[-1]}: trying {rung_of(rung)}")
+        try:
+            return attempt(rung)
+        except NoCapacity as error:
+            missed.append(str(error))
+    raise NoCapacity("; ".join(missed))
 
 
 def narrowed(recipe: Recipe, rung: Rung) -> Recipe:

@@ -16,7 +16,7 @@ from recipes import Recipe
 from recipes.spec import EksCluster, LocalCluster, SlurmCluster
 from store import StoreError, open_store
 from store.objects import state_folder
-from tasks import capacity, ground, report
+from tasks import capacity, ground, report, stack
 
 ROOM_GB = 5.0
 """What an environment, a miniature's results and a few checkpoints take. Unit: GB (10^9 bytes)."""
@@ -46,7 +46,7 @@ def _recipe(recipe: Recipe) -> Iterator[Finding]:
     for problem in problems:
         yield Finding("recipe", False, problem, "change the recipe as it says")
     if not problems:
-        yield Finding("recipe", True, f"{recipe.cluster.kind}, {recipe.cluster.nodes} nodes", "")
+        yield Finding("recipe", True, f"{recipe.cluster.kind}, {recipe.cluster.nodes} nodes")
 
 
 def _machine(recipe: Recipe) -> Iterator[Finding]:
@@ -78,13 +78,10 @@ def _server(_: Recipe) -> Iterator[Finding]:
 
 
 def _store(recipe: Recipe) -> Iterator[Finding]:
-    if recipe.store.startswith("s3://"):
-        bucket = recipe.store.removeprefix("s3://").partition("/")[0]
-        region = None if isinstance(recipe.cluster, LocalCluster) else recipe.cluster.region
-        if not aws.bucket_exists(bucket, aws.here(region)):
-            yield Finding("store", True, f"bucket {bucket} will be made by flows.provision", "")
-            return
-    yield Finding("store", True, f"{open_store(recipe.store).url} can be written", "")
+    if missing := stack.missing_bucket(recipe):
+        yield Finding("store", True, f"bucket {missing[0]} will be made by flows.provision")
+        return
+    yield Finding("store", True, f"{open_store(recipe.store).url} can be written")
 
 
 def _account(recipe: Recipe) -> Iterator[Finding]:

@@ -56,8 +56,7 @@ def read(recipe: Recipe) -> Ground | None:
     if found is None:
         return None
     ground = Ground(**json.loads(found.data))
-    site = Site(*(ground.address.get(name, "") for name in ("region", "endpoint", "memory")))
-    return None if vanished(site) else ground
+    return None if vanished(Site.at(ground.address)) else ground
 
 
 def write(recipe: Recipe, ground: Ground) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from clusters.base import Refused
 from recipes import Recipe
 from recipes.identity import identity
+from recipes.spec import Data
 from store import Store, open_store
 from store.manifest import Manifest, Place, fingerprint, read_manifest
 from tasks.machines import plan_of
@@ -105,7 +106,7 @@ def trace(recipe: Recipe, ancestor: Ancestor | None = None) -> Lineage:
         }
     )
     facts: dict[str, dict[str, Any]] = {
-        "preprocess": _source(recipe, ancestor),
+        "preprocess": _source(recipe.data, inherits=ancestor is not None),
         "train": {"world_size": chosen.world_size},
     }
     return _named(Lineage(resolved, store, {}, {}, ancestor), STEPS, facts)
@@ -122,16 +123,20 @@ def _named(lineage: Lineage, steps: Sequence[str], facts: Mapping[str, Mapping[s
     return lineage
 
 
-def _source(recipe: Recipe, ancestor: Ancestor | None) -> dict[str, str]:
-    """What a dataset is made from, by digests, so that the same text elsewhere is the same dataset."""
+@functools.lru_cache(maxsize=8)
+def _source(data: Data, *, inherits: bool) -> dict[str, str]:
+    """What a dataset is made from, by digests, so that the same text elsewhere is the same dataset.
+
+    Every rung of a capacity ladder is a recipe of its own with the same data: it is read once.
+    """
     try:
-        found = documents(recipe.data.source, recipe.data.include, recipe.data.max_documents)
+        found = documents(data.source, data.include, data.max_documents)
         facts = {"source": str(inventory(found)["digest"])}
     except SourceError as error:
         raise Refused(str(error)) from None
-    if recipe.data.tokenizer == "train" or ancestor:
+    if data.tokenizer == "train" or inherits:
         return facts
-    tokenizer = Path(recipe.data.tokenizer)
+    tokenizer = Path(data.tokenizer)
     if not tokenizer.is_file():
         raise Refused(f"data.tokenizer {str(tokenizer)!r} is not a file: give a tokenizer.json, or 'train'")
     return facts | {"tokenizer_digest": hashlib.sha256(tokenizer.read_bytes()).hexdigest()}

@@ -21,6 +21,7 @@ from clusters.stacks.watch import Event
 from recipes import Recipe
 from recipes.spec import LocalCluster, SlurmCluster
 from store import Store, open_store
+from store.objects import in_s3
 from tasks import capacity, ground, report
 from tasks.job import NO_CAPACITY
 from tasks.lineage import trace
@@ -54,29 +55,28 @@ def climb(recipe: Recipe, zones: tuple[str, ...] = ()) -> dict[str, str]:
     `zones` are those the network spans, by default all in which the recipe is tried.
     """
     located = capacity.located(recipe)
-    missed: list[str] = []
-    for rung in capacity.rungs(located):
-        try:
-            return provision(rung, zones or capacity.zones(located))
-        except NoCapacity as error:
-            missed.append(str(error))
-            report.warn(f"{error}: the next rung of cluster.capacity is tried, if there is one")
-    raise NoCapacity("; ".join(missed))
+    return capacity.climb(located, lambda rung: provision(rung, zones or capacity.zones(located)))
 
 
 def ensure_store(recipe: Recipe) -> None:
     """Make the bucket of an s3:// store, where there is none; it is not part of any camp and never struck."""
-    if not recipe.store.startswith("s3://"):
+    if (missing := missing_bucket(recipe)) is None:
         return
-    bucket = recipe.store.removeprefix("s3://").partition("/")[0]
-    site = aws.here(None if isinstance(recipe.cluster, LocalCluster) else recipe.cluster.region)
-    if aws.bucket_exists(bucket, site):
-        return
+    bucket, site = missing
     _admit(recipe)
     report.say(f"store: making the bucket {bucket} in {site}, which will stay")
     template = storage.template(bucket, tls_only=not site.endpoint)
     wanted = deploy.Stack(storage.name(bucket), template, storage.tags(), site)
     _apply(deploy.propose(wanted), "store")
+
+
+def missing_bucket(recipe: Recipe) -> tuple[str, aws.Site] | None:
+    """The bucket of the recipe's store and where it would be made; None if it is there, or the store is a folder."""
+    if (place := in_s3(recipe.store)) is None:
+        return None
+    bucket, _ = place
+    site = aws.here(None if isinstance(recipe.cluster, LocalCluster) else recipe.cluster.region)
+    return None if aws.bucket_exists(bucket, site) else (bucket, site)
 
 
 def _admit(recipe: Recipe) -> None:

@@ -1,5 +1,7 @@
 """AWS for the tests: one emulator for all tests of a process, and a site in it."""
 
+import json
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +30,13 @@ def site(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Site:
     for name, value in emulated.environment(emulator.endpoint).items():
         monkeypatch.setenv(name, value)
     return aws.here()
+
+
+def tell(endpoint: str, page: str, told: Any = None, method: str = "POST") -> Any:
+    """Ask for one of the emulator's own pages, `faults` or `lose`, say; returns what it answers."""
+    request = urllib.request.Request(f"{endpoint}/castra/{page}", json.dumps(told).encode(), method=method)
+    with urllib.request.urlopen(request, timeout=10) as reply:
+        return json.loads(reply.read())
 
 
 _clients: dict[tuple[str, str], Any] = {}

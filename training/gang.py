@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import json
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -108,7 +109,7 @@ class Patience:
         return min(BEAT_S, self.silence / 4)
 
 
-class Gang:
+class Gang(ABC):
     """One node's side of the watch. Its methods may be called from any thread; what happens is told by `post`."""
 
     def __init__(self, node: Node, job: str, patience: Patience, post: Post) -> None:
@@ -168,11 +169,13 @@ class Gang:
             if not self._over:
                 self.post(Abort(1, "error", {"message": "this node's gang watch has ended"}))
 
+    @abstractmethod
     def _told(self, message: dict[str, Any]) -> None:
-        raise NotImplementedError
+        """This node says it; called where the connections are served."""
 
+    @abstractmethod
     async def _serve(self) -> None:
-        raise NotImplementedError
+        """Talk with the other nodes until all is said."""
 
 
 def token(node: Node, job: str) -> str:

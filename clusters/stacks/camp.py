@@ -3,9 +3,6 @@
 import ipaddress
 from typing import Any
 
-from clusters.aws import Site
-from clusters.ledger import Entry
-from clusters.stacks.deploy import Stack
 from clusters.stacks.parts import (
     LOG_DAYS,
     Part,
@@ -37,17 +34,6 @@ CHOSEN_ZONE = "W3010"
 def name(run: str) -> str:
     """The name of a run's camp: `castra-<run>-camp`."""
     return f"castra-{run}-camp"
-
-
-def stack(entry: Entry, *, nat: bool = False, zone: str = "") -> Stack:
-    """The small camp that `ledger.intend(store, claim, "stack", camp.name(run), asdict(site))` announced.
-
-    `nat` gives the private subnets a way out (about 33 US dollars a month and 0.045 a GB); `zone` is the availability
-    zone, the region's first by default. Outputs: see `template`.
-    """
-    site = Site(**entry.where)
-    told = template((zone,) if zone else (), tls_only=not site.endpoint, nat=nat)
-    return Stack(entry.name, told, entry.tags, site)
 
 
 def template(

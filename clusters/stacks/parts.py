@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from store.objects import in_s3
+
 Part = dict[str, Any]
 
 LOG_DAYS = 30
@@ -90,10 +92,10 @@ def role(description: str, service: str, *rights: Part, managed: tuple[str, ...]
 
 def store_rights(url: str) -> list[Part]:
     """What a job may do with the recipe's store: read, write and delete below its prefix; nothing for a folder."""
-    if not url.startswith("s3://"):
+    if (place := in_s3(url)) is None:
         return []
-    bucket, _, prefix = url.removeprefix("s3://").partition("/")
-    arn, below = f"arn:${{AWS::Partition}}:s3:::{bucket}", f"{prefix.rstrip('/')}/*" if prefix.strip("/") else "*"
+    bucket, prefix = place
+    arn, below = f"arn:${{AWS::Partition}}:s3:::{bucket}", f"{prefix}/*" if prefix else "*"
     return [
         allow(["s3:ListBucket"], sub(arn), {"StringLike": {"s3:prefix": [below]}}),
         allow(["s3:GetBucketLocation", "s3:ListBucketMultipartUploads"], sub(arn)),

@@ -1,8 +1,6 @@
 """AWS Batch for the tests: a queue of the emulator, whose jobs really run, and the adapter in front of it."""
 
 import contextlib
-import json
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ from botocore.exceptions import ClientError
 from clusters import aws
 from clusters.batch import BatchCluster
 from store import open_store
-from tests.sky import client
+from tests.sky import client, tell
 
 BUCKET = "castra-batch-yard"
 ROLE = "arn:aws:iam::123456789012:role/castra-yard"
@@ -77,6 +75,4 @@ def network(endpoint: str) -> dict[str, Any]:
 
 def scarce(endpoint: str, instance_type: str = INSTANCE) -> None:
     """No instances of the yard's type are to be had from here on."""
-    told = [{"kind": "capacity", "instance_type": instance_type, "times": 0}]
-    request = urllib.request.Request(f"{endpoint}/castra/faults", json.dumps(told).encode())
-    urllib.request.urlopen(request, timeout=10).close()
+    tell(endpoint, "faults", [{"kind": "capacity", "instance_type": instance_type, "times": 0}])

@@ -2,9 +2,12 @@
 
 from typing import Any
 
+from clusters.aws import Site
 from clusters.capacity import Rung, ladder
-from clusters.stacks import architecture
+from clusters.ledger import Entry
+from clusters.stacks import architecture, camp
 from clusters.stacks.architecture import Wanted
+from clusters.stacks.deploy import Stack
 from recipes import Recipe
 from recipes.spec import AwsCluster
 
@@ -40,3 +43,9 @@ def stacks(kind: str, name: str = "tiny", **cluster: Any) -> dict[str, Wanted]:
     """What the recipe stands on, by part."""
     told = recipe(kind, name, **cluster)
     return {one.part: one for one in architecture.needed(told, rung(told))}
+
+
+def camp_stack(entry: Entry, *, nat: bool = False) -> Stack:
+    """The small camp that an intent announced."""
+    site = Site(**entry.where)
+    return Stack(entry.name, camp.template(tls_only=not site.endpoint, nat=nat), entry.tags, site)

@@ -1,9 +1,7 @@
 """AWS Batch: what is asked of it, and what becomes of jobs when something goes wrong."""
 
-import json
 import os
 import signal
-import urllib.request
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +19,7 @@ from clusters.render import NamedStore
 from store import Store
 from tests.clusters.batch_yard import batch
 from tests.clusters.yard import Yard, finished, ready, wait_until
-from tests.sky import client
+from tests.sky import client, tell
 
 MODEL = ServiceModel(Loader().load_service_model("batch", "service-2"), "batch")
 JOB = Job("nano-train-1", "training.run", {"spec": {}, "output": "s3://bucket/run"}, nodes=2, processes_per_node=8)
@@ -167,7 +165,7 @@ def test_without_capacity_the_reason_is_told(site: Site, yard: Yard, tmp_path: P
     assert cluster.status(job_id).state is State.QUEUED
     cluster.cancel(job_id)
     assert cluster.status(job_id).state is State.CANCELLED
-    urllib.request.urlopen(urllib.request.Request(f"{site.endpoint}/castra/faults", method="DELETE"), timeout=9).close()
+    tell(site.endpoint, "faults", method="DELETE")
 
 
 def test_many_jobs_are_asked_for_in_few_calls(site: Site, yard: Yard, tmp_path: Path) -> None:
@@ -243,13 +241,8 @@ def kill_program(yard: Yard, rank: int) -> None:
 
 
 def lose(site: Site, job_id: str, node: int) -> None:
-    post(site, "/castra/lose", {"job": job_id, "node": node})
+    tell(site.endpoint, "lose", {"job": job_id, "node": node})
 
 
 def fault(site: Site, **told: Any) -> None:
-    post(site, "/castra/faults", [told])
-
-
-def post(site: Site, path: str, told: Any) -> None:
-    request = urllib.request.Request(f"{site.endpoint}{path}", json.dumps(told).encode(), method="POST")
-    urllib.request.urlopen(request, timeout=10).close()
+    tell(site.endpoint, "faults", [told])

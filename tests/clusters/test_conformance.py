@@ -7,8 +7,6 @@ sagemaker
 eks, jobset     a stand-in for Kubernetes' API
 """
 
-import json
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +18,7 @@ from clusters.base import Cluster, Job, Refused, State
 from clusters.local import LocalCluster
 from tests.clusters import batch_yard, eks_yard, sagemaker_yard, slurm_yard
 from tests.clusters.yard import Yard, finished, ready, wait_until
+from tests.sky import tell
 
 
 def local(folder: Path) -> Cluster:
@@ -57,8 +56,7 @@ class Ground:
             number = job_id.partition(".")[0]
             slurm.power_off(slurm.sh(f"scontrol show hostnames $(squeue -h -j {number} -o %N)").split()[node])
             return
-        told = json.dumps({"job": job_id, "node": node}).encode()
-        urllib.request.urlopen(urllib.request.Request(f"{aws.here().endpoint}/castra/lose", told), timeout=10).close()
+        tell(aws.here().endpoint, "lose", {"job": job_id, "node": node})
 
 
 @pytest.fixture(params=[marked(kind) for kind in ADAPTERS])

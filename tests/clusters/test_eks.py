@@ -1,14 +1,12 @@
 """Jobs on EKS beyond what every cluster does: gangs, lost nodes, restarts, the cluster's own say, logins, many jobs."""
 
 import itertools
-import json
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from urllib.request import Request, urlopen
 
 import pytest
 import yaml
@@ -23,7 +21,7 @@ from emulator import guests
 from store import open_store
 from tests.clusters.eks_yard import CLUSTER, NODES, eks
 from tests.clusters.yard import Yard, finished, ready, wait_until
-from tests.sky import client
+from tests.sky import client, tell
 
 RELAY = """
 import json, os, sys, time
@@ -54,8 +52,7 @@ def gang(yard: Yard, name: str, waits: bool = False, code: int = 0, restarts: in
 
 def lose(site: Site, job: str, node: int) -> None:
     """Pull the plug of a job's node."""
-    body = json.dumps({"job": job, "node": node}).encode()
-    urlopen(Request(f"{site.endpoint}/castra/lose", body, method="POST")).close()
+    tell(site.endpoint, "lose", {"job": job, "node": node})
 
 
 def pods(cluster: EksCluster) -> list[kubernetes_api.Body]:

@@ -16,6 +16,7 @@ from clusters.local import LocalCluster
 from clusters.stacks import camp, deploy, watch
 from emulator import aws as emulated
 from store import Store, open_store
+from tests.clusters.gallery import camp_stack
 from tests.clusters.yard import Yard, finished, ready
 
 NOW = datetime.now(UTC)
@@ -114,7 +115,7 @@ def test_an_intent_that_came_to_nothing_is_closed_after_looking(store: Store, si
 
 def test_a_change_set_that_was_never_executed_is_taken_down(store: Store, site: Site) -> None:
     entry = announce(store, "review", site)
-    deploy.propose(camp.stack(entry))
+    deploy.propose(camp_stack(entry))
     assert [row.state for row in inventory(store, "review")] == ["REVIEW_IN_PROGRESS"]
     assert teardown(store, "review", site, silent) == []
     assert watch.look(entry.name, site) is None

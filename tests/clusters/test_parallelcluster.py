@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from recipes.spec import SlurmCluster as Wanted
 from store import open_store
 from tests.clusters import slurm_yard
 from tests.clusters.yard import finished
+from tests.sky import tell
 
 OUTPUTS = {
     "PublicSubnet": "subnet-00000001",
@@ -238,15 +238,10 @@ def test_its_own_validators_accept_reserved_instances(land: tuple[Site, dict[str
     site, outputs = land
     block = capacity is BLOCK
     row = {"id": "cr-0123456789abcdef0", "type": "p5.48xlarge", "zone": "us-east-1a", "count": 2, "block": block}
-    _post(f"{site.endpoint}/castra/reservations", None, "DELETE")
-    _post(f"{site.endpoint}/castra/reservations", [row], "POST")
+    tell(site.endpoint, "reservations", method="DELETE")
+    tell(site.endpoint, "reservations", [row])
     config = configured(capacity, outputs=outputs, instance_type="p5.48xlarge", nodes=2)
     assert parallelcluster.check(site, "castra-tiny", config, *UNANSWERABLE) == []
-
-
-def _post(url: str, told: Any, method: str) -> None:
-    request = urllib.request.Request(url, json.dumps(told).encode(), method=method)
-    urllib.request.urlopen(request).close()
 
 
 @needs_cli

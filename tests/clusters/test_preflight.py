@@ -1,7 +1,5 @@
 """What AWS is asked before anything is made, and how each bad answer is told."""
 
-import json
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -15,15 +13,14 @@ from clusters.base import NoCapacity
 from clusters.capacity import parse
 from recipes import Recipe
 from tests.clusters.gallery import BLOCK, RESERVATION, recipe, rung
+from tests.sky import tell
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 
 
 def control(site: Site, page: str, told: Any = None) -> None:
     """Tell the emulator what is there; nothing to forget it all."""
-    method, data = ("DELETE", None) if told is None else ("POST", json.dumps(told).encode())
-    request = urllib.request.Request(f"{site.endpoint}/castra/{page}", data, method=method)
-    urllib.request.urlopen(request, timeout=10).close()
+    tell(site.endpoint, page, told, "DELETE" if told is None else "POST")
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from clusters.render import NamedStore
 from clusters.sagemaker import SPARE_S, SageMakerCluster
 from store import Store
 from tests.clusters.sagemaker_yard import sagemaker
-from tests.clusters.test_batch import fault, lose, post
+from tests.clusters.test_batch import fault, lose
 from tests.clusters.yard import Yard, finished, ready, wait_until
-from tests.sky import client
+from tests.sky import client, tell
 
 MODEL = ServiceModel(Loader().load_service_model("sagemaker", "service-2"), "sagemaker")
 INPUTS = {"dataset": "s3://bucket/castra/data-1", "tokenizer": "s3://bucket/castra/data-1/tokenizer.json"}
@@ -222,12 +222,12 @@ def test_without_capacity_the_reason_is_told(site: Site, yard: Yard, tmp_path: P
 
 def test_a_quota_that_is_too_small_is_no_capacity(site: Site, yard: Yard, tmp_path: Path) -> None:
     cluster = sagemaker(tmp_path)
-    post(site, "/castra/quotas", {"code": "ml.g5.xlarge for training job usage", "value": 0})
+    tell(site.endpoint, "quotas", {"code": "ml.g5.xlarge for training job usage", "value": 0})
     try:
         with pytest.raises(NoCapacity, match="training job usage' is 0 Instances"):
             cluster.submit(yard.job("too-many"))
     finally:
-        post(site, "/castra/quotas", {"code": "ml.g5.xlarge for training job usage", "value": 10_000})
+        tell(site.endpoint, "quotas", {"code": "ml.g5.xlarge for training job usage", "value": 10_000})
 
 
 GANG = """

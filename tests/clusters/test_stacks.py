@@ -21,6 +21,7 @@ from clusters.base import ClusterError, Refused
 from clusters.ledger import Claim, Entry
 from clusters.stacks import camp, deploy
 from store import Store, open_store
+from tests.clusters.gallery import camp_stack
 from tests.sky import client
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +85,7 @@ def test_a_node_may_use_its_bucket_and_its_log_group_only() -> None:
 
 
 def test_a_camp_is_proposed_applied_and_found_again(entry: Entry, site: Site) -> None:
-    stack = camp.stack(entry)
+    stack = camp_stack(entry)
     proposal = deploy.propose(stack)
     assert {change.action for change in proposal.changes} == {"Add"}
     assert {change.logical_id for change in proposal.changes} == set(stack.template["Resources"])
@@ -102,7 +103,7 @@ def test_a_camp_is_proposed_applied_and_found_again(entry: Entry, site: Site) ->
 
 
 def test_the_camp_is_as_closed_as_it_says(entry: Entry, site: Site) -> None:
-    bring(camp.stack(entry, nat=True))
+    bring(camp_stack(entry, nat=True))
     out = deploy.outputs(entry.name, site)
     ec2, s3 = client("ec2", site.endpoint), client("s3", site.endpoint)
     (group,) = ec2.describe_security_groups(GroupIds=[out["SecurityGroup"]])["SecurityGroups"]
@@ -126,11 +127,11 @@ def test_the_camp_is_as_closed_as_it_says(entry: Entry, site: Site) -> None:
 
 
 def test_a_changed_camp_shows_what_changes(entry: Entry, site: Site) -> None:
-    bring(camp.stack(entry))
-    proposal = deploy.propose(camp.stack(entry, nat=True))
+    bring(camp_stack(entry))
+    proposal = deploy.propose(camp_stack(entry, nat=True))
     assert [change.logical_id for change in proposal.changes] == ["NatAddress", "Nat", "PrivateRoute"]
     assert list(deploy.apply(proposal, entry.token))[-1].status == "UPDATE_COMPLETE"
-    proposal = deploy.propose(camp.stack(entry))
+    proposal = deploy.propose(camp_stack(entry))
     assert {change.action for change in proposal.changes} == {"Remove"}
     assert list(deploy.apply(proposal, entry.token))[-1].status == "UPDATE_COMPLETE"
 
@@ -143,7 +144,7 @@ def broken(stack: deploy.Stack) -> deploy.Stack:
 
 
 def test_a_failure_names_the_first_reason_after_a_second_try(entry: Entry, site: Site) -> None:
-    stack = camp.stack(entry)
+    stack = camp_stack(entry)
     with requests(site) as seen, pytest.raises(ClusterError, match=r"is in ROLLBACK_COMPLETE: Vpc: .*99"):
         bring(broken(stack))
     assert seen.count("ExecuteChangeSet") == deploy.TRIES
@@ -151,7 +152,7 @@ def test_a_failure_names_the_first_reason_after_a_second_try(entry: Entry, site:
 
 
 def test_a_template_that_is_refused_is_one_sentence(entry: Entry) -> None:
-    stack = replace(camp.stack(entry), template={"Resources": {"X": {"Type": "AWS::Nope::Thing"}}})
+    stack = replace(camp_stack(entry), template={"Resources": {"X": {"Type": "AWS::Nope::Thing"}}})
     with pytest.raises(ClusterError, match=rf"^stack {entry.name}: AWS in .* Unrecognized resource types"):
         deploy.propose(stack)
     with pytest.raises(Refused, match="split it in two stacks"):
@@ -159,7 +160,7 @@ def test_a_template_that_is_refused_is_one_sentence(entry: Entry) -> None:
 
 
 def test_a_stack_is_deleted_with_every_version_in_its_bucket(entry: Entry, site: Site) -> None:
-    bring(camp.stack(entry))
+    bring(camp_stack(entry))
     bucket = deploy.outputs(entry.name, site)["Bucket"]
     s3 = client("s3", site.endpoint)
     s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
@@ -174,7 +175,7 @@ def test_a_stack_is_deleted_with_every_version_in_its_bucket(entry: Entry, site:
 
 
 def test_a_stack_of_somebody_else_is_left_alone(entry: Entry, site: Site) -> None:
-    bring(camp.stack(entry))
+    bring(camp_stack(entry))
     with pytest.raises(Refused, match=rf"belongs to {entry.owner}, not to mallory: left alone"):
         list(deploy.delete(entry.name, site, "mallory", "t"))
 
@@ -192,6 +193,7 @@ from clusters import aws, inventory, ledger
 from clusters.ledger import Claim
 from clusters.stacks import camp, deploy
 from store import open_store
+from tests.clusters.gallery import camp_stack
 
 store, moment = open_store(sys.argv[1]), sys.argv[2]
 site = aws.here()
@@ -201,7 +203,7 @@ if moment:
     events.register(moment, die)
 claim = Claim("mortal", datetime.now(UTC) + timedelta(hours=1))
 entry = ledger.intend(store, claim, "stack", camp.name("mortal"), asdict(site))
-list(deploy.apply(deploy.propose(camp.stack(entry)), entry.token))
+list(deploy.apply(deploy.propose(camp_stack(entry)), entry.token))
 ledger.created(store, entry)
 print(deploy.outputs(entry.name, site)["Vpc"], flush=True)
 print(inventory.teardown(store, "mortal", site))

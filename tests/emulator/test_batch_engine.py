@@ -15,7 +15,7 @@ from emulator.aws import Emulator
 from emulator.batch import Region
 from tests.clusters.batch_yard import network, provision
 from tests.clusters.yard import wait_until
-from tests.sky import client
+from tests.sky import client, tell
 
 NEEDS = [{"type": "VCPU", "value": "4"}, {"type": "MEMORY", "value": "8000"}]
 
@@ -70,14 +70,11 @@ class Desk:
         asked = {"logGroupName": "/aws/batch/job", "logStreamName": stream, "startFromHead": True}
         return [event["message"] for event in self.logs.get_log_events(**asked)["events"]]
 
-    def post(self, path: str, told: Any) -> Any:
-        request = urllib.request.Request(f"{self.endpoint}{path}", json.dumps(told).encode(), method="POST")
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return json.loads(answer.read())
+    def tell(self, page: str, told: Any) -> Any:
+        return tell(self.endpoint, page, told)
 
     def forget_faults(self) -> None:
-        request = urllib.request.Request(f"{self.endpoint}/castra/faults", method="DELETE")
-        urllib.request.urlopen(request, timeout=10).close()
+        tell(self.endpoint, "faults", method="DELETE")
 
 
 @pytest.fixture
@@ -169,11 +166,11 @@ def test_a_main_node_that_fails_is_tried_again_with_all_others(desk: Desk) -> No
 def test_a_lost_main_node_ends_the_attempt_and_a_lost_child_does_not(desk: Desk) -> None:
     job = desk.submit(PLACE + "time.sleep(2 if index == main else 60)", nodes=2)
     wait_until(lambda: desk.lines(f"{job}#1"))
-    assert desk.post("/castra/lose", {"job": job, "node": 1})["instance"].startswith("i-")
+    assert desk.tell("lose", {"job": job, "node": 1})["instance"].startswith("i-")
     assert desk.end(job)["status"] == "SUCCEEDED"
     job = desk.submit(PLACE + "time.sleep(60)", nodes=2)
     wait_until(lambda: desk.lines(f"{job}#0"))
-    instance = desk.post("/castra/lose", {"job": job, "node": 0})["instance"]
+    instance = desk.tell("lose", {"job": job, "node": 0})["instance"]
     row = desk.end(job)
     assert (row["status"], row["statusReason"]) == ("FAILED", f"Host EC2 (instance {instance}) terminated.")
 
@@ -190,7 +187,7 @@ def test_terminate_is_polite_and_tells_the_reason(desk: Desk) -> None:
 
 
 def test_without_capacity_a_job_waits_and_says_why(desk: Desk) -> None:
-    desk.post("/castra/faults", [{"kind": "capacity", "instance_type": "g5.xlarge", "times": 0}])
+    desk.tell("faults", [{"kind": "capacity", "instance_type": "g5.xlarge", "times": 0}])
     job = desk.submit("pass")
     wait_until(lambda: "statusReason" in desk.look(job))
     row = desk.look(job)

@@ -15,7 +15,7 @@ from clusters import aws
 from clusters.aws import Site
 from clusters.base import Unreachable
 from tests.emulator.raw_stacks import Sky, eager, part, resources
-from tests.sky import client
+from tests.sky import client, tell
 
 Ask = Callable[..., Any]
 
@@ -25,10 +25,7 @@ def ask(site: Site) -> Iterator[Ask]:
     """Ask one of the emulator's pages; all of them are cleared at the end."""
 
     def page(name: str, told: Any = None, method: str = "") -> Any:
-        data = None if told is None else json.dumps(told).encode()
-        request = urllib.request.Request(f"{site.endpoint}/castra/{name}", data, method=method or None)
-        with urllib.request.urlopen(request, timeout=10) as reply:
-            return json.loads(reply.read())
+        return tell(site.endpoint, name, told, method or ("GET" if told is None else "POST"))
 
     yield page
     for name in ("faults", "quotas", "reservations"):

@@ -14,7 +14,7 @@ from clusters.aws import Site
 from clusters.kubernetes_api import ApiError, Body, Server, collection, of_eks
 from tests.clusters.eks_yard import CLUSTER, INSTANCE, NODES, provision
 from tests.clusters.yard import wait_until
-from tests.sky import client
+from tests.sky import client, tell
 
 SPACE = "here"
 LOOK = """
@@ -226,12 +226,8 @@ def test_a_job_without_its_service_account_starts_no_pod(server: Server) -> None
 
 
 def test_nodes_follow_their_group_and_its_capacity(server: Server, site: Site) -> None:
-    import urllib.request
-
     eks = client("eks", site.endpoint)
-    body = json.dumps([{"kind": "capacity", "instance_type": INSTANCE, "times": 0}]).encode()
-    faults = f"{site.endpoint}/castra/faults"
-    urllib.request.urlopen(urllib.request.Request(faults, body, method="POST")).close()
+    tell(site.endpoint, "faults", [{"kind": "capacity", "instance_type": INSTANCE, "times": 0}])
 
     def nodes() -> int:
         return len(list(server.items("api/v1/nodes")))
@@ -244,7 +240,7 @@ def test_nodes_follow_their_group_and_its_capacity(server: Server, site: Site) -
         wait_until(lambda: scarce.get("version"))
         assert not list(scarce.items("api/v1/nodes"))
     finally:
-        urllib.request.urlopen(urllib.request.Request(faults, method="DELETE")).close()
+        tell(site.endpoint, "faults", method="DELETE")
     wait_until(lambda: list(scarce.items("api/v1/nodes")))
     eks.delete_nodegroup(clusterName=other, nodegroupName="nodes")
     eks.delete_cluster(name=other)

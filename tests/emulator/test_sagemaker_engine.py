@@ -1,10 +1,8 @@
 """SageMaker's training jobs as the emulator does them: strict requests, instances that really run, data that moves."""
 
 import io
-import json
 import tarfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +12,7 @@ from botocore.exceptions import ClientError
 from emulator.aws import Emulator
 from tests.clusters.batch_yard import BUCKET, ROLE, provision
 from tests.clusters.yard import wait_until
-from tests.sky import client
+from tests.sky import client, tell
 
 
 class Studio:
@@ -76,16 +74,12 @@ class Studio:
         except self.s3.exceptions.NoSuchKey:
             return None
 
-    def post(self, path: str, told: Any, method: str = "POST") -> None:
-        request = urllib.request.Request(f"{self.endpoint}{path}", json.dumps(told).encode(), method=method)
-        urllib.request.urlopen(request, timeout=10).close()
-
 
 @pytest.fixture
 def studio(emulator: Emulator) -> Iterator[Studio]:
     studio = Studio(emulator.endpoint)
     yield studio
-    studio.post("/castra/faults", None, "DELETE")
+    tell(studio.endpoint, "faults", method="DELETE")
 
 
 def channel(name: str, url: str) -> dict[str, Any]:
@@ -174,9 +168,9 @@ def test_the_time_limit_is_kept(studio: Studio) -> None:
 def test_a_lost_instance_is_an_internal_error_that_is_tried_again(studio: Studio) -> None:
     name = studio.start("print('up'); import time; time.sleep(30)", RetryStrategy={"MaximumRetryAttempts": 1})
     wait_until(lambda: len(studio.lines(name)) == 1 and all(studio.lines(name).values()))
-    studio.post("/castra/lose", {"job": name})
+    tell(studio.endpoint, "lose", {"job": name})
     wait_until(lambda: len(studio.lines(name)) == 2 and all(studio.lines(name).values()))
-    studio.post("/castra/lose", {"job": name})
+    tell(studio.endpoint, "lose", {"job": name})
     row = studio.end(name)
     assert (row["TrainingJobStatus"], row["FailureReason"][:19]) == ("Failed", "InternalServerError")
 
@@ -187,14 +181,14 @@ def test_a_spot_instance_that_is_taken_away_comes_back(studio: Studio) -> None:
         "import time; print('up'); time.sleep(1)", EnableManagedSpotTraining=True, StoppingCondition=limits
     )
     wait_until(lambda: any(studio.lines(name).values()))
-    studio.post("/castra/lose", {"job": name})
+    tell(studio.endpoint, "lose", {"job": name})
     row = studio.end(name)
     assert row["TrainingJobStatus"] == "Completed"
     assert "Interrupted" in [one["Status"] for one in row["SecondaryStatusTransitions"]]
 
 
 def test_without_capacity_it_fails_and_on_spot_it_waits(studio: Studio) -> None:
-    studio.post("/castra/faults", [{"kind": "capacity", "instance_type": "g5.xlarge", "times": 0}])
+    tell(studio.endpoint, "faults", [{"kind": "capacity", "instance_type": "g5.xlarge", "times": 0}])
     row = studio.end(studio.start("pass"))
     assert row["FailureReason"].startswith("CapacityError")
     spot: dict[str, Any] = {"EnableManagedSpotTraining": True}
@@ -203,7 +197,7 @@ def test_without_capacity_it_fails_and_on_spot_it_waits(studio: Studio) -> None:
     assert (row["TrainingJobStatus"], row["SecondaryStatus"]) == ("Stopped", "MaxWaitTimeExceeded")
     waiting = studio.start("pass", StoppingCondition=limits | {"MaxWaitTimeInSeconds": 600}, **spot)
     assert studio.look(waiting)["TrainingJobStatus"] == "InProgress"
-    studio.post("/castra/faults", None, "DELETE")
+    tell(studio.endpoint, "faults", method="DELETE")
     assert studio.end(waiting)["TrainingJobStatus"] == "Completed"
 
 

@@ -527,12 +527,13 @@ def test_sagemaker_serves_and_trains(sky: Sky, ground: dict[str, str]) -> None:
     assert api.list_clusters()["ClusterSummaries"] == []
 
 
-def test_the_small_ones_stand_change_and_go(sky: Sky) -> None:
+def small_ones() -> dict[str, Any]:
+    """A template of types that need nothing else."""
     rights = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:ListBucket", "Resource": "*"}]}
     rule = {"selection": {"tagStatus": "any", "countType": "imageCountMoreThan", "countNumber": 9}}
     rules = {"rules": [rule | {"rulePriority": 1, "action": {"type": "expire"}}]}
     lifecycle = {"LifecyclePolicyText": json.dumps(rules)}
-    template = resources(
+    return resources(
         Role=part("IAM::Role", AssumeRolePolicyDocument=TRUST),
         Policy=part("IAM::Policy", PolicyName="in", PolicyDocument=rights, Roles=[ref("Role")]),
         Managed=part("IAM::ManagedPolicy", PolicyDocument=rights, Roles=[ref("Role")]),
@@ -581,6 +582,10 @@ def test_the_small_ones_stand_change_and_go(sky: Sky) -> None:
         ),
         Follows=part("EC2::SubnetNetworkAclAssociation", SubnetId=ref("Subnet"), NetworkAclId=ref("Acl")),
     )
+
+
+def test_the_small_ones_stand_change_and_go(sky: Sky) -> None:
+    template = small_ones()
     stack = stands(sky, "small", template)
     held = sky.client("ec2").describe_capacity_reservations()["CapacityReservations"]
     assert [(row["State"], row["TotalInstanceCount"]) for row in held if row["State"] == "active"] == [("active", 2)]

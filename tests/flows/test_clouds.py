@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from emulator import aws as emulated
 from emulator import slurm
 from emulator.aws import Emulator
 from tests.camp import Camp
+from tests.sky import tell
 
 pytestmark = [pytest.mark.timeout(300)]
 
@@ -53,18 +53,9 @@ print(json.dumps(counts))
 
 CLIMB = """
 import sys
+from benchmarks.failure_matrix import climbing
 from recipes.load import load
-from flows._camp import camp
-from flows._house import alone, verb
-from tasks import stack
-
-@verb("climb", description="")
-def climb(recipe):
-    stack.ensure_store(recipe)
-    with alone(recipe), camp(recipe, prove=True) as got:
-        return str(got.cluster.instance_type)
-
-print(climb(load(sys.argv[1]), return_state=True).message)
+print(climbing()(load(sys.argv[1]), return_state=True).message)
 """
 
 
@@ -98,12 +89,6 @@ def told(name: str, kind: str, more: str = "", rest: str = "") -> str:
     return TINY.format(name=name, kind=kind, more=more, rest=rest)
 
 
-def page(aws: Emulator, name: str, *rows: dict[str, Any]) -> None:
-    """Tell one of the emulator's pages something."""
-    request = urllib.request.Request(f"{aws.endpoint}/castra/{name}", json.dumps(rows).encode())
-    urllib.request.urlopen(request, timeout=10).close()
-
-
 @pytest.mark.parametrize("kind", ["slurm", "batch", "eks", "sagemaker"])
 def test_a_cluster_of_every_kind_stands_works_and_is_struck(
     kind: str, user_camp: Camp, sky: tuple[Emulator, dict[str, str]]
@@ -123,7 +108,8 @@ def test_a_cluster_of_every_kind_stands_works_and_is_struck(
 def test_the_ladder_is_climbed_until_there_are_instances(user_camp: Camp, sky: tuple[Emulator, dict[str, str]]) -> None:
     more = "zones: [us-east-1a, us-east-1b], alternatives: [g5.xlarge], patience_minutes: 0.05"
     for zone in ("us-east-1a", "us-east-1b"):
-        page(sky[0], "faults", {"kind": "capacity", "instance_type": "p5.4xlarge", "zone": zone, "times": 0})
+        scarce = {"kind": "capacity", "instance_type": "p5.4xlarge", "zone": zone, "times": 0}
+        tell(sky[0].endpoint, "faults", [scarce])
     recipe = user_camp.recipe(told("climber", "batch", more))
     env = user_camp.environment() | sky[1] | {"PYTHONPATH": str(Path(__file__).parents[2])}
     argv = [sys.executable, "-c", CLIMB, str(recipe)]
@@ -134,7 +120,7 @@ def test_the_ladder_is_climbed_until_there_are_instances(user_camp: Camp, sky: t
 def test_a_quota_that_is_too_small_is_told_by_check_and_refused_by_provision(
     user_camp: Camp, sky: tuple[Emulator, dict[str, str]]
 ) -> None:
-    page(sky[0], "quotas", {"code": "L-417A185B", "value": 8})
+    tell(sky[0].endpoint, "quotas", [{"code": "L-417A185B", "value": 8}])
     user_camp.env |= sky[1]
     recipe = user_camp.recipe(told("narrow", "batch").replace("castra-clouds", "castra-narrow"))
     try:
@@ -148,8 +134,7 @@ def test_a_quota_that_is_too_small_is_told_by_check_and_refused_by_provision(
         assert "8 vCPUs" in said
         assert "making the bucket" not in said
     finally:
-        request = urllib.request.Request(f"{sky[0].endpoint}/castra/quotas", method="DELETE")
-        urllib.request.urlopen(request, timeout=10).close()
+        tell(sky[0].endpoint, "quotas", method="DELETE")
 
 
 BAD = {

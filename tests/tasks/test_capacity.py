@@ -1,7 +1,5 @@
 """The ladder as flows climb it: from where it stands, in time for a block, away before its end."""
 
-import json
-import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,7 +12,7 @@ from clusters.base import NoCapacity
 from recipes import Recipe
 from tasks import capacity, ground, report
 from tasks.ground import Ground
-from tests.sky import emulator, site
+from tests.sky import emulator, site, tell
 
 __all__ = ["emulator", "site"]
 
@@ -31,18 +29,12 @@ def no_artifacts(monkeypatch: pytest.MonkeyPatch) -> None:
 def reserve(site: Site) -> Iterator[Any]:
     """Make a capacity block."""
 
-    def ask(method: str, told: object) -> None:
-        data = json.dumps(told).encode()
-        urllib.request.urlopen(
-            urllib.request.Request(f"{site.endpoint}/castra/reservations", data, method=method), timeout=10
-        ).close()
-
     def make(begins: datetime, ends: datetime) -> None:
         row = {"id": BLOCK, "type": "p5.48xlarge", "zone": "us-east-1a", "count": 2, "block": True}
-        ask("POST", [row | {"start": begins.isoformat(), "end": ends.isoformat()}])
+        tell(site.endpoint, "reservations", [row | {"start": begins.isoformat(), "end": ends.isoformat()}])
 
     yield make
-    ask("DELETE", [])
+    tell(site.endpoint, "reservations", method="DELETE")
 
 
 def recipe(folder: Path, **cluster: Any) -> Recipe:

@@ -8,6 +8,7 @@ import pytest
 from clusters.base import Refused
 from recipes import Recipe
 from recipes.spec import LocalCluster
+from tasks import lineage
 from tasks.lineage import STEPS, Ancestor, NotDone, trace
 from tasks.machines import cheapest_on_aws, machine, processes_per_node
 
@@ -43,6 +44,7 @@ def test_changed_text_moves_everything(text: Path) -> None:
     before = trace(recipe(text)).places
     (text / "b.py").write_text("import sys\n" * 50)
     trace.cache_clear()
+    lineage._source.cache_clear()
     after = trace(recipe(text)).places
     assert all(before[step] != after[step] for step in STEPS)
 

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 from clusters.aws import Site
 from tests.clusters.yard import wait_until
-from tests.sky import client
+from tests.sky import client, tell
 from training.contract import Node
 from training.mirror import SMALL
 from training.process import JobError
@@ -64,9 +63,8 @@ class Bench:
 
     def fault(self, kind: str, operation: str, times: int) -> None:
         """Let S3 fail."""
-        body = json.dumps([{"kind": kind, "service": "s3", "operation": operation, "times": times}]).encode()
-        request = urllib.request.Request(f"{self.site.endpoint}/castra/faults", data=body, method="POST")
-        urllib.request.urlopen(request, timeout=10).close()
+        told = [{"kind": kind, "service": "s3", "operation": operation, "times": times}]
+        tell(self.site.endpoint, "faults", told)
 
 
 @pytest.fixture
@@ -76,9 +74,7 @@ def bench(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     bench = Bench(site, tmp_path)
     bench.s3.create_bucket(Bucket=BUCKET)
     yield bench
-    urllib.request.urlopen(
-        urllib.request.Request(f"{site.endpoint}/castra/faults", method="DELETE"), timeout=10
-    ).close()
+    tell(site.endpoint, "faults", method="DELETE")
 
 
 def write(folder: Path, name: str, content: bytes = b"x") -> Path:
@@ -241,7 +237,7 @@ def test_the_mirror_follows_the_program(bench: Bench) -> None:
     wait(lambda: bench.told == [(0, "step-00000002")])
     stage.heard(0, "step-00000002")
     wait(lambda: "checkpoints/step-00000002/manifest.json" in bench.keys("out/"))
-    assert (Path(stage.env()["CASTRA_UPLOADED"]) / "step-00000002").exists()
+    wait((Path(stage.env()["CASTRA_UPLOADED"]) / "step-00000002").exists)
     assert stage.env()["CASTRA_PRIVATE_OUTPUT"] == "1"
     assert stage.finish(hurry=True) == ""
     stage.clear()
