@@ -1,123 +1,211 @@
-"""Choose the constants of the GPU priors from measured steps, and find out how far off they are on other steps."""
+"""Learn profiles from measured steps: priors for what nobody measured, constants, residuals, and honest intervals."""
 
-from dataclasses import replace
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.measured import Measured, select
-from planner.model import Floats
-from planner.prior import ANY_GPU
-from planner.speed import Prior, phases
+from planner import memory_fit
+from planner.constants import Constants, start
+from planner.fit import fit, log_ratios
+from planner.keys import Key, key_of
+from planner.links import Links
+from planner.predict import predict
+from planner.profiles import FEWEST, NORMAL_90, WIDTHS, Known, Profiles
+from planner.residual import SCALES, Residual, points, rows_by
+from planner.rows import MEASURED, NUMBERS, WORDS, Row, Steps, steps
+from planner.schema import take
+from planner.speed import step_seconds
 
-START: Final = Prior(
-    gemm=0.8,
-    ramp=150.0,
-    attention=0.4,
-    memory=0.75,
-    links=0.75,
-    network=0.65,
-    overlap=0.8,
-    latency_s=15e-6,
-    hop_s=6e-6,
-    launch_s=250e-6,
-    deepspeed=1.2,
-    interval=(1.0, 1.0),
-    deepspeed_interval=(1.0, 1.0),
-)
-"""Where the search starts. It varies `BOUNDS` only. `links` and `network` are the shares of the line that NCCL's own
-tests reach (A100 NVLink 0.77; EFA 0.84 on p4de, 0.65 on p5, 0.73 on p6-b200, 0.44 on p6-b300, at gigabytes); the
-latencies are of the same tests; `launch_s` is some 40 kernels of 6 µs; `deepspeed` was measured on CPUs (1.22-1.31)."""
-BOUNDS: Final = {
-    "gemm": (0.5, 1.0),
-    "ramp": (0.0, 400.0),
-    "attention": (0.1, 0.8),
-    "memory": (0.4, 0.9),
-    "overlap": (0.3, 1.0),
-}
-NARROWEST: Final = (0.8, 1.27)
-"""No interval is narrower than this: models calibrated on one cluster miss another by 5 to 27 %."""
+CROWDED: Final = 0.75
+"""How much less each row of a cluster says of other clusters, the more rows there are: its power of their number."""
+FOLDS: Final = 4
+NEW_FOLDS: Final = 6
+"""In how many parts the clusters are left out, to find how wide the interval of a new one is."""
 
 
-def step_seconds(rows: Measured, prior: Prior) -> Floats:
-    """Predicted seconds per step of measured rows."""
-    return np.asarray(sum(phases(rows.grid, rows.hardware, prior).values()))
+def calibrate(rows: Sequence[Row], links: Links | None = None) -> Profiles:
+    """Everything that measured steps teach; rows without a time teach about memory at most.
 
-
-def ratios(rows: Measured, prior: Prior) -> Floats:
-    """Measured step over predicted step."""
-    return np.asarray(rows.seconds / step_seconds(rows, prior))
-
-
-def choose(rows: Measured, start: Prior = START) -> Prior:
-    """The prior within `BOUNDS` whose steps differ least from the measured ones.
-
-    Least mean |log ratio|, where a source of n rows weighs √n: many rows of one table say less than as many tables.
-    Found coordinate by coordinate on grids that shrink, so that the same rows always give the same constants.
+    Nothing depends on the order of rows, their ids or their sources.
     """
-    weights = 1 / np.sqrt(_rows_of_same_source(rows))
-    best, error = start, _error(rows, start, weights)
-    for narrowing in range(6):
-        for name, (low, high) in BOUNDS.items():
-            here, reach = getattr(best, name), (high - low) / 2 * 0.6**narrowing
-            for value in np.linspace(max(low, here - reach), min(high, here + reach), 21):
-                other = _with(best, name, round(float(value), 4))
-                missed = _error(rows, other, weights)
-                if missed < error - 1e-9:
-                    best, error = other, missed
-    return best
+    curves = links or Links.shipped()
+    table = _Table.of(steps(sorted(rows, key=_contents), curves))
+    whole, timed = _learn(table), table.timed
+    scores = [*_scores(timed, timed.group, FOLDS), *_scores(timed, timed.cluster, NEW_FOLDS)]
+    return replace(whole, widths={**whole.widths, **_widths(scores)}, links=curves)
 
 
-def derive(rows: Measured) -> dict[str, Prior]:
-    """The GPU priors: each chosen on half of its certain rows, its interval taken from the rows it never saw.
+def adapt(profiles: Profiles, rows: Sequence[Row]) -> Profiles:
+    """The profiles with what some more measured steps teach about theirs; the priors stay as they are."""
+    table = _Table.of(steps(sorted(rows, key=_contents), profiles.links)).timed
+    if not len(table.keys):
+        return profiles
+    changed = _with_own(profiles, table)
+    kept = dict(profiles.residuals)
+    for kind, residual in _residuals(changed, table).items():
+        kept[kind] = _joined(kept[kind], residual) if kind in kept else residual
+    return replace(changed, residuals=kept)
 
-    'gpu' is for generations without rows: chosen on all, its interval is how far each generation's prior misses the
-    other generations. DeepSpeed has an interval of its own, common to all, since few of its steps were measured.
+
+FEWEST_SCORES: Final = 20
+"""Rows foretold from others, from which their errors say how wide an interval must be."""
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Measured steps with the profile of each."""
+
+    steps: Steps
+    keys: list[Key]
+
+    @classmethod
+    def of(cls, measured: Steps) -> "_Table":
+        return cls(measured, [key_of(row) for row in measured.rows])
+
+    def where(self, which: NDArray[np.bool_]) -> "_Table":
+        return _Table(self.steps.of(which), [key for key, kept in zip(self.keys, which, strict=True) if kept])
+
+    @property
+    def timed(self) -> "_Table":
+        """The rows that have a time."""
+        return self.where(np.isfinite(self.steps.seconds))
+
+    @property
+    def group(self) -> NDArray[np.str_]:
+        """What names each row's configuration, whatever was measured and whoever did."""
+        return np.array([sha256(repr(_configuration(row)).encode()).hexdigest() for row in self.steps.rows])
+
+    @property
+    def cluster(self) -> NDArray[np.str_]:
+        """Where each row was measured, and with what software."""
+        return np.array([f"{key.accelerator} {key.framework} {key.cluster}" for key in self.keys])
+
+
+def _contents(row: Row) -> tuple[str, ...]:
+    return (*_configuration(row), *(row.get(name, "") for name in MEASURED))
+
+
+def _configuration(row: Row) -> tuple[str, ...]:
+    return (row["hw"], str(key_of(row)), *(row[name] for name in (*NUMBERS, *WORDS)))
+
+
+def _learn(table: _Table) -> Profiles:
+    memory = memory_fit.fit(table.steps, [f"{key.accelerator}|{key.framework}|{key.precision}" for key in table.keys])
+    table = table.timed
+    empty = Profiles({}, {}, {}, {}, dict.fromkeys(WIDTHS, NORMAL_90), memory, Links.shipped())
+    kinds = np.array([key.kind for key in table.keys])
+    everything = {str(kind): _prior(table.where(kinds == kind), start()) for kind in np.unique(kinds)}
+    named = np.array([key.family for key in table.keys])
+    families = {
+        str(name): _prior(table.where(named == name), everything[str(name).split()[0]]) for name in np.unique(named)
+    }
+    found = _with_own(replace(empty, everything=everything, families=families), table)
+    return replace(found, residuals=_residuals(found, table))
+
+
+def _prior(table: _Table, known: Constants) -> Constants:
+    """Constants that profiles have in common, and the scale in the middle of their clusters'.
+
+    A cluster of n rows weighs n^¼: many rows of one say little more of the others than few. What was known before
+    counts as two clusters.
     """
-    seen, families = chosen_on(rows), np.unique(rows.family)
-    priors = {str(name): choose(select(rows, seen & (rows.family == name))) for name in families}
-    native = rows.grid.software.deepspeed == 0
-    unseen = {name: ~seen & (rows.family == name) for name in priors}
-    deepspeed = _interval([(select(rows, unseen[name] & ~native), prior) for name, prior in priors.items()])
-    strangers = [(select(rows, native & (rows.family != name)), prior) for name, prior in priors.items()]
-    whole = replace(choose(select(rows, seen)), interval=_interval(strangers))
-    result = {
-        name: replace(prior, interval=_interval([(select(rows, unseen[name] & native), prior)]))
-        for name, prior in priors.items()
-    }
-    return {
-        name: replace(prior, deepspeed_interval=(min(deepspeed[0], prior.interval[0]), deepspeed[1]))
-        for name, prior in {**result, ANY_GPU: whole}.items()
-    }
+    number = np.unique([str(key) for key in table.keys], return_inverse=True)[1]
+    clusters = rows_by(table.cluster)
+    weights = np.empty(len(number))
+    for rows in clusters:
+        weights[rows] = len(rows) ** -CROWDED
+    found = fit(table.steps, known, centred=number, weights=weights)
+    off = -log_ratios(table.steps, found)
+    middle = np.median([0.0, 0.0, *(float(np.median(off[rows])) for rows in clusters)])
+    return replace(found, scale=np.asarray(float(found.scale) * np.exp(middle)))
 
 
-def chosen_on(rows: Measured) -> NDArray[np.bool_]:
-    """Which rows constants are chosen on: half of the groups, by their hash, without the uncertain rows."""
-    half = np.array([int(group, 16) % 2 == 0 for group in rows.group])
-    return np.asarray(rows.certain & half, dtype=np.bool_)
+def _with_own(profiles: Profiles, table: _Table) -> Profiles:
+    """The profiles of a table's rows, on top of what is known."""
+    own = dict(profiles.own)
+    for key in sorted(set(table.keys)):
+        mine = table.where(np.array([other == key for other in table.keys]))
+        count = len(mine.keys)
+        prior = profiles.baseline(key.anywhere)
+        constants = prior
+        if count >= FEWEST:
+            constants = fit(mine.steps, prior, centred=np.zeros(count, dtype=np.int64))
+        off = -float(np.median(log_ratios(mine.steps, constants))) * count / (count + 0.2)
+        own[key] = Known(replace(constants, scale=np.asarray(float(prior.scale) * np.exp(off))), count)
+    return replace(profiles, own=own)
 
 
-def _with(prior: Prior, name: str, value: float) -> Prior:
-    change: dict[str, Any] = {name: value}
-    return replace(prior, **change)
+def _residuals(profiles: Profiles, table: _Table) -> dict[str, Residual]:
+    """What the constants leave over, by kind of model."""
+    kinds, result = np.array([key.kind for key in table.keys]), {}
+    for kind in np.unique(kinds):
+        part = table.where(kinds == kind)
+        found, configs = np.empty(len(part.keys)), np.empty(len(part.keys), dtype=np.int64)
+        for key in set(part.keys):
+            mine = np.array([other == key for other in part.keys])
+            found[mine] = -log_ratios(part.steps.of(mine), profiles.baseline(key))
+        configs = _stand_ins(profiles, part)
+        at = points(take(part.steps.configs, configs), part.keys)
+        result[str(kind)] = Residual.learn(at, found, SCALES[str(kind)])
+    return result
 
 
-def _error(rows: Measured, prior: Prior, weights: Floats) -> float:
-    return float(np.average(np.abs(np.log(ratios(rows, prior))), weights=weights))
+def _stand_ins(profiles: Profiles, table: _Table) -> NDArray[np.int64]:
+    """For every row the configuration that its time is explained by."""
+    chosen = np.empty(len(table.keys), dtype=np.int64)
+    for key in set(table.keys):
+        mine = np.array([other == key for other in table.keys])
+        part = table.steps.of(mine)
+        _, first = part.fastest(step_seconds(part.configs, profiles.baseline(key)))
+        chosen[mine] = np.flatnonzero(mine[table.steps.own])[first]
+    return chosen
 
 
-def _rows_of_same_source(rows: Measured) -> Floats:
-    _, place, count = np.unique(rows.source, return_inverse=True, return_counts=True)
-    return np.asarray(count[place], dtype=np.float64)
+def _joined(old: Residual, new: Residual) -> Residual:
+    """One process over the rows of both; the new ones replace those of the same profile."""
+    keys = tuple(sorted({*old.at.keys, *new.at.keys}))
+    kept = np.array([old.at.keys[number] not in new.at.keys for number in old.at.number])
+    before = old.at.of(kept)
+    features = {name: np.concatenate([before.features[name], new.at.features[name]]) for name in before.features}
+    number = [keys.index(at.keys[one]) for at in (before, new.at) for one in at.number]
+    at = replace(
+        before,
+        features=features,
+        release=np.concatenate([before.release, new.at.release]),
+        keys=keys,
+        number=np.array(number, dtype=np.int64),
+    )
+    return Residual.learn(at, np.concatenate([old.found[kept], new.found]), old.scales)
 
 
-def _interval(pairs: list[tuple[Measured, Prior]]) -> tuple[float, float]:
-    """Between which shares of the prediction 90 % of the measured steps lie, every source counting the same."""
-    pairs = [(rows, prior) for rows, prior in pairs if len(rows.seconds)]
-    found = np.concatenate([ratios(rows, prior) for rows, prior in pairs])
-    weights = np.concatenate([1 / _rows_of_same_source(rows) for rows, _ in pairs])
-    order = np.argsort(found)
-    below = np.cumsum(weights[order]) / weights.sum()
-    low, high = (float(found[order][np.searchsorted(below, at - 1e-9)]) for at in (0.05, 0.95))
-    return round(min(low, NARROWEST[0]), 3), round(max(high, NARROWEST[1]), 3)
+def _scores(table: _Table, label: NDArray[np.str_], folds: int) -> list[tuple[str, float]]:
+    """How many spreads each row lies off what the rows of other labels foretell, and the kind of that interval."""
+    parts, result = rows_by(label), list[tuple[str, float]]()
+    if len(parts) < 2 * folds:
+        return result
+    for fold in range(folds):
+        held = np.zeros(len(label), dtype=np.bool_)
+        held[np.concatenate(parts[fold::folds])] = True
+        mine, profiles = table.where(held), _learn(table.where(~held))
+        told = predict(profiles, mine.steps, mine.keys)
+        spread = np.log(told.high / told.seconds) / NORMAL_90
+        off = np.abs(np.log(mine.steps.seconds / told.seconds)) / spread
+        result += zip([profiles.interval(key) for key in mine.keys], off.tolist(), strict=True)
+    return result
+
+
+def _widths(scores: list[tuple[str, float]]) -> dict[str, float]:
+    """By kind of interval the spreads on either side of the mean that hold 90 % of rows not seen.
+
+    Split-conformal with several splits: the quantile of (n + 1) 90 % of the scores (Vovk et al. 2005).
+    """
+    result = {}
+    for name in WIDTHS:
+        found = sorted(score for kind, score in scores if kind == name)
+        if len(found) >= FEWEST_SCORES:
+            result[name] = found[min(int(np.ceil((len(found) + 1) * 0.9)) - 1, len(found) - 1)]
+    return result

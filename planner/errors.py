@@ -3,7 +3,8 @@
 PlanError               the recipe cannot run there as asked; its text is one sentence for the user
 ├── DoesNotFit          the model's states and activations are larger than the memory of an accelerator
 ├── DoesNotDivide       the global batch does not split evenly over ranks and micro batches
-└── NoProfile           the machine lacks a figure the planner needs
+├── NoProfile           the machine lacks a figure the planner needs
+└── BadTable            a table of measurements cannot be read
 """
 
 
@@ -21,3 +22,7 @@ class DoesNotDivide(PlanError):
 
 class NoProfile(PlanError):
     """A figure of the machine is missing, so that any estimate would be invented."""
+
+
+class BadTable(PlanError):
+    """A table of measured steps cannot be read; the text names its line and column."""

@@ -1,153 +1,242 @@
-"""Estimate every layout of a recipe on a machine, all at once."""
+"""Estimate layouts one by one: time with its interval, memory, phases, dollars."""
+
+from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.errors import DoesNotDivide
-from planner.estimate import Estimate, Layout
-from planner.grid import Grid
+from planner import cost
+from planner.constants import Constants
+from planner.estimate import Estimate, Layout, Memory
+from planner.latencies import with_latencies
 from planner.machine import Machine
-from planner.memory import USABLE, Memory, breakdown
-from planner.model import Shape
-from planner.prior import prior_for
-from planner.software import STRATEGIES, Software
+from planner.memory import MemoryConstants, breakdown, usable
+from planner.model import model_flops, shape_of, weights
+from planner.profiles import Prediction, Profile, Profiles
+from planner.schema import OFFLOAD, RECOMPUTE, Configs, Hardware, Shape, Software, mapped
+from planner.schema import Layout as Columns
+from planner.software import castra, megatron
+from planner.space import Ints
 from planner.speed import phases
-from recipes.spec import Recipe
 
-SETUP_SECONDS: Final = 1800.0
-"""Instances are paid for while the cluster comes up: 15 to 30 minutes on EKS, 25 to 30 on PCS, by AWS's own guides."""
+if TYPE_CHECKING:
+    from recipes.spec import Recipe
 
-
-def judge(recipe: Recipe, machine: Machine, nodes: int, processes_per_node: int) -> list[Estimate]:
-    """Estimate every layout that divides, fitting or not, in no particular order; raises `PlanError`."""
-    hardware = machine.hardware(recipe.train.precision, machine.share(nodes, processes_per_node))
-    found = layouts(recipe, nodes, processes_per_node)
-    grid = _grid(recipe, found, nodes * processes_per_node if machine.local else processes_per_node)
-    seconds = phases(grid, hardware, prior_for(machine))
-    memory = breakdown(grid, machine.kind)
-    rows = zip(found, _rows(seconds, len(found)), _rows(memory, len(found)), strict=True)
-    return [_estimate(recipe, machine, nodes, layout, parts, Memory(**needs)) for layout, parts, needs in rows]
+_SIZES = ("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "shard", "sequence_parallel")
+NAMES = ("ddp", "zero1", "zero2", "fsdp")
+"""What Megatron's users call the ZeRO stages."""
 
 
-def layouts(recipe: Recipe, nodes: int, processes_per_node: int) -> list[Layout]:
-    """Every strategy with every micro batch that divides a rank's part of the global batch.
+C = TypeVar("C", Constants, MemoryConstants)
+ALONE: Final = Layout(strategy="ddp", dp=1, zero=0, shard=1, micro_batch_size=1, gradient_accumulation=1)
 
-    Raises `DoesNotDivide` if nothing does, or if what the recipe prescribes does not.
-    """
-    ranks, batch = nodes * processes_per_node, recipe.train.global_batch_size
-    if batch % ranks:
-        raise DoesNotDivide(_uneven(batch, nodes, processes_per_node))
-    part = batch // ranks
-    micros = divisors(part)
-    prescribed = recipe.parallel.micro_batch_size
-    if prescribed != "auto" and prescribed not in micros:
-        near = [max(size for size in micros if size <= prescribed), *(size for size in micros if size > prescribed)][:2]
-        raise DoesNotDivide(
-            f"parallel.micro_batch_size {prescribed} does not divide the {part} sequences of each rank "
-            f"(train.global_batch_size {batch} over {ranks} ranks): take {' or '.join(map(str, near))}."
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What is to be trained."""
+
+    shape: Shape
+    batch: int
+    """Sequences per optimizer step."""
+    steps: int
+    precision: str
+    extras: cost.Extras
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Work:
+        """A recipe's work."""
+        shape = shape_of(recipe.model, recipe.data.sequence_length)
+        extras = cost.Extras.of(recipe, float(weights(shape)))
+        train = recipe.train
+        return cls(
+            shape=shape, batch=train.global_batch_size, steps=train.steps, precision=train.precision, extras=extras
         )
-    return [Layout(strategy, size, part // size, ranks) for strategy in STRATEGIES for size in micros]
+
+    @property
+    def tokens(self) -> float:
+        """Per optimizer step."""
+        return self.batch * float(self.shape.sequence)
 
 
-def divisors(number: int) -> list[int]:
-    """Every whole number that divides a positive one, smallest first."""
-    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
-    return small + [number // size for size in reversed(small) if size * size != number]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where it is to be trained, and what is known of how fast that goes."""
+
+    machine: Machine
+    profiles: Profiles
+    nodes: int | None = None
+    """As told, or as many as a layout needs."""
+    processes_per_node: int | None = None
+    """As told, or one per accelerator."""
+    change: Callable[[Hardware], Hardware] | None = None
+    """What if the hardware were another?"""
+
+    def hardware(self, precision: str) -> Hardware:
+        """One rank's, as columns without axes; raises `NoProfile`."""
+        found = self.machine.hardware(precision, self.nodes or 1, self.processes_per_node)
+        found = with_latencies(found, [self.machine.chip], self.profiles.links)
+        found = mapped(found, lambda item: np.reshape(item, ()))
+        return self.change(found) if self.change else found
+
+    def nodes_of(self, layout: Layout) -> int:
+        """How many machines a layout takes."""
+        return self.nodes or math.ceil(layout.world_size / self.machine.accelerators)
+
+    def profile(self, work: Work, software: str, strategy: str) -> Profile:
+        """The nearest there is to this machine and that program."""
+        framework = f"castra-{strategy}" if software == "castra" else "megatron"
+        machine, experts = self.machine, bool(work.shape.experts > 0)
+        cluster = {} if machine.local else {"per_node": machine.accelerators, "gbps": machine.inter_gbps}
+        return self.profiles.find(machine.chip, framework, work.precision, experts=experts, **cluster)
+
+    def room(self, work: Work) -> float:
+        """GiB that a layout's peak may reach: what is usable, less the margin that the memory's formulas need."""
+        configs = configs_of(work, self, [ALONE])
+        return float(usable(configs).max()) / self.profiles.memory.margin
 
 
-def fits(recipe: Recipe, machine: Machine, nodes: int, processes_per_node: int) -> bool:
-    """Whether any layout the recipe leaves open divides and fits, found without the rest of the estimate."""
-    try:
-        found = [one for one in layouts(recipe, nodes, processes_per_node) if prescribes(recipe, one)]
-    except DoesNotDivide:
-        return False
-    needs = sum(breakdown(_grid(recipe, found, processes_per_node), machine.kind).values(), start=np.zeros(1))
-    return bool(np.min(needs) <= usable_gib(machine, machine.share(nodes, processes_per_node)))
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the formulas say of one layout."""
+
+    time: dict[str, float]
+    """Seconds per step, and the interval's low and high."""
+    phases: dict[str, float]
+    memory: Memory
+    room: float
+    """Usable, in GiB."""
+    peak: float
+    """Of the run's own arithmetic. Unit: FLOP/s and rank."""
 
 
-def prescribes(recipe: Recipe, layout: Layout) -> bool:
-    """Whether a layout is one of those the recipe's `parallel` part leaves open."""
-    parallel = recipe.parallel
-    strategy = parallel.strategy in {"auto", layout.strategy}
-    return strategy and parallel.micro_batch_size in {"auto", layout.micro_batch_size}
+def judge(work: Work, site: Site, layouts: Sequence[Layout]) -> list[Estimate]:
+    """Estimate layouts of one training program, fitting or not, in the order given; raises `NoProfile`."""
+    if not layouts:
+        return []
+    configs, count = configs_of(work, site, layouts), len(layouts)
+    programs = [(layout.software, layout.strategy) for layout in layouts]
+    known = {program: site.profile(work, *program) for program in dict.fromkeys(programs)}
+    each = [known[program] for program in programs]
+    step = _predict(configs, site, each)
+    parts = _rows(phases(configs, stacked([profile.constants for profile in each])), count)
+    memory = _rows(breakdown(configs, stacked([profile.memory for profile in each])), count)
+    times = _rows({"seconds": step.seconds, "low": step.low, "high": step.high}, count)
+    room, peak = site.room(work), float(np.max(configs.hardware.flops * configs.hardware.speedup))
+    found = (
+        _Found(time, split, Memory(**needs), room, peak)
+        for time, split, needs in zip(times, parts, memory, strict=True)
+    )
+    return [_estimate(work, site, *pair) for pair in zip(layouts, found, strict=True)]
 
 
-def usable_gib(machine: Machine, share: float) -> float:
-    """How much memory one rank may plan with."""
-    return machine.memory_gib * share * USABLE[machine.kind]
+def _predict(configs: Configs, site: Site, each: Sequence[Profile]) -> Prediction:
+    """Calibrated steps. DeepSpeed around our own kernels is not taken to be faster than torch's sharding around them.
+
+    Where nobody measured it, its prior rests on other people's programs, and they on other kernels.
+    """
+    whole = mapped(configs, lambda item: np.broadcast_to(item, len(each)))
+    asked = [profile.asked for profile in each]
+    step = site.profiles.predict(whole, asked)
+    doubtful = [profile.steps == 0 and profile.asked.framework.startswith("castra-zero") for profile in each]
+    if not any(doubtful):
+        return step
+    torch = site.profiles.predict(whole, [replace(key, framework="castra-fsdp2") for key in asked])
+    slower = np.array(doubtful) & (torch.seconds > step.seconds)
+    names = ("seconds", "low", "high")
+    return Prediction(*(np.where(slower, getattr(torch, name), getattr(step, name)) for name in names))
 
 
-def _uneven(batch: int, nodes: int, processes_per_node: int) -> str:
-    ranks = nodes * processes_per_node
-    sizes = [size for size in (batch // ranks * ranks, (batch // ranks + 1) * ranks) if size]
-    others = divisors(batch // processes_per_node) if batch % processes_per_node == 0 else []
-    nearest = min(others, key=lambda count: abs(count - nodes), default=0)
-    fewer = f", or cluster.nodes {nearest}" if nearest else ""
-    return (
-        f"train.global_batch_size {batch} does not divide over {ranks} ranks ({nodes} nodes x {processes_per_node}): "
-        f"take {' or '.join(map(str, sizes))}{fewer}."
+def stacked(each: Sequence[C]) -> C:
+    """Columns without axes as columns with one element for each."""
+    names = [one.name for one in fields(each[0])]
+    return type(each[0])(**{name: np.array([getattr(one, name) for one in each]) for name in names})
+
+
+def configs_of(work: Work, site: Site, layouts: Sequence[Layout]) -> Configs:
+    """Layouts of one training program as columns, in double precision."""
+    return Configs(
+        shape=work.shape,
+        layout=columns_of(layouts),
+        software=software_of(layouts, work.precision),
+        hardware=site.hardware(work.precision),
     )
 
 
-def _grid(recipe: Recipe, found: list[Layout], together: int) -> Grid:
-    """The layouts as arrays; `together` ranks share one node."""
+def columns_of(layouts: Sequence[Layout]) -> Columns:
+    """Layouts as the schema's columns."""
 
-    def column(values: Iterator[float]) -> NDArray[np.float64]:
-        return np.fromiter(values, dtype=np.float64, count=len(found))
+    def column(values: Iterable[float]) -> NDArray[np.float64]:
+        return np.fromiter(values, dtype=np.float64, count=len(layouts))
 
-    return Grid(
-        shape=Shape.of(recipe.model, recipe.data.sequence_length),
-        software=Software.of([layout.strategy for layout in found], recipe.train.precision),
-        micro=column(layout.micro_batch_size for layout in found),
-        accumulation=column(layout.gradient_accumulation for layout in found),
-        ranks=column(layout.world_size for layout in found),
-        ranks_per_node=column(float(together) for _ in found),
-        recompute=np.asarray(float(recipe.train.activation_checkpointing)),
+    sizes = {name: column(getattr(layout, name) for layout in layouts) for name in _SIZES}
+    return Columns(
+        **sizes,
+        mbs=column(layout.micro_batch_size for layout in layouts),
+        ga=column(layout.gradient_accumulation for layout in layouts),
+        recompute=column(RECOMPUTE.index(layout.recompute) for layout in layouts),
+        offload=column(OFFLOAD.index(layout.offload) for layout in layouts),
     )
 
 
-def _rows(arrays: dict[str, NDArray[np.float64]], count: int) -> list[dict[str, float]]:
-    columns = {name: np.broadcast_to(values, count).tolist() for name, values in arrays.items()}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+def software_of(layouts: Sequence[Layout], precision: str) -> Software:
+    """The columns of the program that runs the layouts."""
+    if layouts[0].software == "megatron":
+        return megatron(precision)
+    return castra([layout.strategy for layout in layouts], precision)
 
 
-def _estimate(
-    recipe: Recipe, machine: Machine, nodes: int, layout: Layout, parts: dict[str, float], memory: Memory
-) -> Estimate:
-    step = sum(parts.values())
-    tokens = recipe.train.global_batch_size * recipe.data.sequence_length
-    low, high = prior_for(machine).interval_of(layout.strategy)
-    room = usable_gib(machine, machine.share(nodes, layout.world_size // nodes))
-    fits = memory.total <= room
-    total = step * recipe.train.steps
+def layouts_of(rows: dict[str, Ints]) -> list[Layout]:
+    """Megatron's layouts from the columns of a space."""
+    listed: dict[str, list[int]] = {name: column.tolist() for name, column in rows.items()}
+    return [_layout(dict(zip(listed, row, strict=True))) for row in zip(*listed.values(), strict=True)]
+
+
+def _layout(row: dict[str, Any]) -> Layout:
+    stage = row["zero"]
+    return Layout(
+        software="megatron",
+        strategy="hsdp" if stage == 3 and row["shard"] < row["dp"] else NAMES[stage],
+        **{name: row[name] for name in ("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "shard")},
+        micro_batch_size=row["mbs"],
+        gradient_accumulation=row["ga"],
+        recompute=RECOMPUTE[row["recompute"]],
+        offload=OFFLOAD[row["offload"]],
+        sequence_parallel=bool(row["sequence_parallel"]),
+    )
+
+
+def _estimate(work: Work, site: Site, layout: Layout, found: _Found) -> Estimate:
+    seconds, nodes, memory = found.time["seconds"], site.nodes_of(layout), found.memory
+    fits = memory.total <= found.room
+    # What measured steps add to the physics belongs to all phases alike.
+    correction = seconds / sum(found.phases.values())
+    speed, total = work.tokens / seconds, seconds * work.steps
+    flops = float(model_flops(work.shape)) * speed
+    paid = cost.bill(site.machine, nodes, total, work.extras)
     return Estimate(
         layout=layout,
-        step_seconds=step,
-        low=step * low,
-        high=step * high,
-        tokens_per_second=tokens / step,
-        mfu=_mfu(recipe, machine, layout.world_size, tokens / step),
+        step_seconds=seconds,
+        low=found.time["low"],
+        high=found.time["high"],
+        tokens_per_second=speed,
+        tokens_per_second_per_gpu=speed / layout.world_size,
+        mfu=None if site.machine.local else flops / (found.peak * layout.world_size),
         memory=memory,
         fits=fits,
-        why_not="" if fits else f"needs {memory.total:.1f} GiB per rank, {room:.1f} GiB are usable",
-        phases=parts,
+        why_not="" if fits else f"needs {memory.total:.1f} GiB per rank, {found.room:.1f} GiB are usable",
+        phases={name: part * correction for name, part in found.phases.items()},
         total_seconds=total,
-        usd=_usd(machine, nodes, total),
+        usd=sum(paid.values()) if paid else None,
+        usd_per_billion_tokens=cost.per_billion_tokens(site.machine, nodes, speed),
+        bill=paid,
     )
 
 
-def _mfu(recipe: Recipe, machine: Machine, ranks: int, tokens_per_second: float) -> float | None:
-    if machine.local:
-        return None
-    flops = float(Shape.of(recipe.model, recipe.data.sequence_length).flops_per_token)
-    return flops * tokens_per_second / (machine.peak_tflops(recipe.train.precision) * 1e12 * ranks)
-
-
-def _usd(machine: Machine, nodes: int, train_seconds: float) -> float | None:
-    if machine.local or machine.price_usd_per_hour is None:
-        return None
-    return nodes * (train_seconds + SETUP_SECONDS) / 3600 * machine.price_usd_per_hour
+def _rows(columns: dict[str, Any], count: int) -> list[dict[str, float]]:
+    listed = {name: np.broadcast_to(values, count).tolist() for name, values in columns.items()}
+    return [dict(zip(listed, row, strict=True)) for row in zip(*listed.values(), strict=True)]

@@ -1,63 +1,180 @@
-"""What to say when nothing fits: what is too big, by how much, and the smallest change that makes it fit."""
+"""Which layouts a recipe leaves open; what to say when none divides or none fits: the smallest change that helps."""
+
+from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
-from planner.estimate import Estimate
-from planner.judge import divisors, fits, usable_gib
-from planner.machine import Machine
-from recipes.spec import Recipe
+import numpy as np
+
+from planner.errors import DoesNotDivide
+from planner.estimate import Estimate, Layout
+from planner.judge import Site, Work, configs_of
+from planner.memory import breakdown
+from planner.schema import RECOMPUTE
+from planner.search import survey
+from planner.software import STRATEGIES
+from planner.space import Axes, divisors
+
+if TYPE_CHECKING:
+    from recipes.spec import Parallel, Recipe
 
 MOST_RANKS: Final = 16384
 """More nodes than this many ranks make are no advice."""
+STAGES: Final = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp2": 3}
+"""The ZeRO stage of each of Castra's strategies."""
+SIZES: Final = ("tp", "pp", "vpp", "cp", "ep")
 
 
-def too_big(recipe: Recipe, machine: Machine, nodes: int, processes_per_node: int, leanest: Estimate) -> str:
+def own_layouts(recipe: Recipe, site: Site) -> list[Layout]:
+    """Each of Castra's strategies with every micro batch that divides a rank's part of the global batch.
+
+    Raises `DoesNotDivide` if nothing does, or if what the recipe prescribes does not.
+    """
+    nodes, processes = _counts_of(site)
+    ranks, batch = nodes * processes, recipe.train.global_batch_size
+    if batch % ranks:
+        raise DoesNotDivide(_uneven(batch, nodes, processes))
+    part = batch // ranks
+    micros = divisors(part)
+    prescribed = recipe.parallel.micro_batch_size
+    if prescribed != "auto" and prescribed not in micros:
+        near = [max(size for size in micros if size <= prescribed), *(size for size in micros if size > prescribed)][:2]
+        raise DoesNotDivide(
+            f"parallel.micro_batch_size {prescribed} does not divide the {part} sequences of each rank "
+            f"(train.global_batch_size {batch} over {ranks} ranks): take {' or '.join(map(str, near))}."
+        )
+    again = "full" if recipe.train.activation_checkpointing else "none"
+    return [
+        Layout(
+            strategy=strategy,
+            dp=ranks,
+            zero=STAGES[strategy],
+            shard=ranks,
+            micro_batch_size=size,
+            gradient_accumulation=part // size,
+            recompute=again,
+        )
+        for strategy in STRATEGIES
+        for size in micros
+    ]
+
+
+def prescribes(recipe: Recipe, layout: Layout) -> bool:
+    """Whether one of Castra's own layouts is among those the recipe's `parallel` part leaves open."""
+    parallel = recipe.parallel
+    strategy = parallel.strategy in {"auto", layout.strategy}
+    return strategy and parallel.micro_batch_size in {"auto", layout.micro_batch_size}
+
+
+def axes_of(recipe: Recipe | None, work: Work, site: Site) -> Axes:
+    """What Megatron may try, as far as the recipe's `parallel` part leaves it open; everything without a recipe.
+
+    Raises `DoesNotDivide` for what does not go together.
+    """
+    per_node = site.processes_per_node or site.machine.accelerators
+    if recipe is None:
+        return Axes.of(work.shape, per_node)
+    told = {name: getattr(recipe.parallel, name) for name in SIZES} | {"mbs": recipe.parallel.micro_batch_size}
+    pinned = {name: size for name, size in told.items() if size != "auto"}
+    if recipe.parallel.strategy != "auto":
+        pinned["zero"] = _stage(recipe.parallel)
+    if recipe.parallel.recompute != "auto":
+        pinned["recompute"] = RECOMPUTE.index(recipe.parallel.recompute)
+    return Axes.of(work.shape, per_node, **pinned)
+
+
+def _stage(parallel: Parallel) -> int:
+    """The ZeRO stage that a recipe prescribes; raises `DoesNotDivide` where its pipeline cannot have it."""
+    stage, stages = STAGES[parallel.strategy], parallel.pp
+    if stage > 1 and stages != "auto" and stages > 1:
+        raise DoesNotDivide(
+            f"parallel.strategy {parallel.strategy} (ZeRO {stage}) does not go with parallel.pp {stages}, whose "
+            "micro-batches would gather and reduce each stage anew: take parallel.strategy zero1, ddp or auto, or "
+            "parallel.pp 1."
+        )
+    return stage
+
+
+def nothing_divides(recipe: Recipe, work: Work, refused_by: Counter[str]) -> str:
+    """The sentence for a recipe of which Megatron can make no layout."""
+    parallel = recipe.parallel
+    told = [f"{name} {getattr(parallel, name)}" for name in SIZES if getattr(parallel, name) != "auto"]
+    told += [] if parallel.strategy == "auto" else [f"strategy {parallel.strategy}"]
+    told += [] if parallel.micro_batch_size == "auto" else [f"micro_batch_size {parallel.micro_batch_size}"]
+    reasons = "; ".join(reason for reason, _ in refused_by.most_common(3))
+    sizes = ", ".join(map(str, divisors(int(work.shape.heads))[:8]))
+    hint = f" (divisors of the heads: {sizes})" if "heads do not divide" in reasons else ""
+    return f"parallel ({', '.join(told) or 'auto'}) leaves no layout: {reasons}{hint}; take other sizes, or auto."
+
+
+def fits(recipe: Recipe, site: Site) -> bool:
+    """Whether any layout the recipe leaves open divides and fits, found without the rest of the estimate."""
+    work = Work.of(recipe)
+    if recipe.parallel.software == "megatron":
+        nodes, processes = _counts_of(site)
+        return bool(survey(work, site, [nodes * processes], axes_of(recipe, work, site), 1).ranked)
+    try:
+        found = [one for one in own_layouts(recipe, site) if prescribes(recipe, one)]
+    except DoesNotDivide:
+        return False
+    return any(_some_fits(work, site, [one for one in found if one.strategy == name]) for name in STRATEGIES)
+
+
+def too_big(recipe: Recipe, site: Site, leanest: Estimate) -> str:
     """The sentence for a recipe none of whose layouts fits; `leanest` is the one that needs least."""
-    room = usable_gib(machine, machine.share(nodes, processes_per_node))
-    tried = _changes(recipe, machine, nodes, processes_per_node)
-    change = next((words for words, tweaked, count in tried if fits(tweaked, machine, count, processes_per_node)), "")
+    room = site.room(Work.of(recipe))
+    tried = _changes(recipe, site)
+    change = next((words for words, tweaked, count in tried if fits(tweaked, replace(site, nodes=count))), "")
     return (
-        f"the model does not fit on {machine.name}: {leanest.layout} needs {leanest.memory.total:.1f} GiB per rank, "
-        f"{leanest.memory.total - room:.1f} GiB more than the {room:.1f} GiB usable; the smallest change that fits is "
-        f"{change or 'a machine with more memory, or a smaller model'}."
+        f"the model does not fit on {site.machine.name}: {leanest.layout} needs {leanest.memory.total:.1f} GiB per "
+        f"rank, {leanest.memory.total - room:.1f} GiB more than the {room:.1f} GiB usable; the smallest change that "
+        f"fits is {change or 'a machine with more memory, or a smaller model'}."
     )
 
 
-def _changes(
-    recipe: Recipe, machine: Machine, nodes: int, processes_per_node: int
-) -> Iterator[tuple[str, Recipe, int]]:
+def _some_fits(work: Work, site: Site, layouts: list[Layout]) -> bool:
+    """Whether any of these layouts of one strategy does."""
+    if not layouts:
+        return False
+    configs = configs_of(work, site, layouts)
+    memory = site.profile(work, "castra", layouts[0].strategy).memory
+    needed = sum(breakdown(configs, memory).values(), start=np.zeros(()))
+    return bool(np.any(needed <= site.room(work)))
+
+
+def _changes(recipe: Recipe, site: Site) -> Iterator[tuple[str, Recipe, int]]:
     """Changes to try, the smallest first: the layout, then recomputation, then more machines."""
-    parallel = recipe.parallel
+    parallel, (nodes, processes) = recipe.parallel, _counts_of(site)
     if parallel.micro_batch_size != "auto":
-        for size in reversed(divisors(recipe.train.global_batch_size // (nodes * processes_per_node))):
+        for size in reversed(divisors(recipe.train.global_batch_size)):
             if size < parallel.micro_batch_size:
                 yield f"parallel.micro_batch_size {size}", _with(recipe, "parallel", micro_batch_size=size), nodes
-    if parallel.strategy != "auto":
+    if parallel.strategy != "auto" and parallel.software == "castra":
         for strategy in ("fsdp2", "zero3"):
             yield f"parallel.strategy {strategy}", _with(recipe, "parallel", strategy=strategy), nodes
-    free = _with(recipe, "parallel", strategy="auto", micro_batch_size="auto")
+    free = recipe.model_copy(update={"parallel": type(parallel)(software=parallel.software)})
     lean = _with(free, "train", activation_checkpointing=True)
     yield "parallel auto", free, nodes
     yield "train.activation_checkpointing true", lean, nodes
-    if machine.local:
-        fewer = (count for count in reversed(_counts(recipe, processes_per_node)) if count < nodes)
+    if site.machine.local:
+        fewer = (count for count in reversed(_counts(recipe, processes)) if count < nodes)
         yield from ((f"cluster.nodes {count}", free, count) for count in fewer)
     else:
-        yield from _more_nodes(free, "cluster.nodes", machine, nodes, processes_per_node)
-        words = "train.activation_checkpointing true with cluster.nodes"
-        yield from _more_nodes(lean, words, machine, nodes, processes_per_node)
+        yield from _more_nodes(free, "cluster.nodes", site)
+        yield from _more_nodes(lean, "train.activation_checkpointing true with cluster.nodes", site)
+        other = recipe.model_copy(update={"parallel": type(parallel)(software="megatron")})
+        yield "parallel.software megatron (planned, not run yet)", other, nodes
 
 
-def _more_nodes(
-    recipe: Recipe, words: str, machine: Machine, nodes: int, processes_per_node: int
-) -> Iterator[tuple[str, Recipe, int]]:
+def _more_nodes(recipe: Recipe, words: str, site: Site) -> Iterator[tuple[str, Recipe, int]]:
     """The smallest number of nodes that fits, if any. If some number fits then so does every larger one."""
-    counts = [
-        count for count in _counts(recipe, processes_per_node) if nodes < count <= MOST_RANKS // processes_per_node
-    ]
-    enough = bisect_left(counts, True, key=lambda count: fits(recipe, machine, count, processes_per_node))
+    nodes, processes = _counts_of(site)
+    counts = [count for count in _counts(recipe, processes) if nodes < count <= MOST_RANKS // processes]
+    enough = bisect_left(counts, True, key=lambda count: fits(recipe, replace(site, nodes=count)))
     if enough < len(counts):
         yield f"{words} {counts[enough]}", recipe, counts[enough]
 
@@ -66,6 +183,23 @@ def _counts(recipe: Recipe, processes_per_node: int) -> list[int]:
     """Numbers of nodes over which the global batch divides."""
     batch = recipe.train.global_batch_size
     return divisors(batch // processes_per_node) if batch % processes_per_node == 0 else []
+
+
+def _counts_of(site: Site) -> tuple[int, int]:
+    assert site.nodes
+    return site.nodes, site.processes_per_node or site.machine.accelerators
+
+
+def _uneven(batch: int, nodes: int, processes_per_node: int) -> str:
+    ranks = nodes * processes_per_node
+    sizes = [size for size in (batch // ranks * ranks, (batch // ranks + 1) * ranks) if size]
+    others = divisors(batch // processes_per_node) if batch % processes_per_node == 0 else []
+    nearest = min(others, key=lambda count: abs(count - nodes), default=0)
+    fewer = f", or cluster.nodes {nearest}" if nearest else ""
+    return (
+        f"train.global_batch_size {batch} does not divide over {ranks} ranks ({nodes} nodes x {processes_per_node}): "
+        f"take {' or '.join(map(str, sizes))}{fewer}."
+    )
 
 
 def _with(recipe: Recipe, part: str, **values: Any) -> Recipe:

@@ -1,91 +1,119 @@
-"""How each strategy of `training/` keeps a model's states, in bytes per parameter and per activation."""
+"""What training programs do with memory and network: Castra's own strategies, Megatron, and those others measured."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Final, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Final
 
 import numpy as np
 
-from planner.machine import Precision
-from planner.model import Floats
+from planner.schema import PRECISIONS, Floats, Software, is_code
 
 STRATEGIES: Final = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
-"""From the simplest to the most involved: of two equally fast ones the planner takes the simpler."""
+"""Castra's own, from the simplest to the most involved: of two equally fast ones the planner takes the simpler."""
+
+_COMMON: Final[dict[str, float]] = {
+    "flash": 1,
+    "compiled": 0,
+    "tp_overlap": 0,
+    "ep_overlap": 0,
+    "ep_once": 1,
+    "dp_overlap": 1,
+    "weight_bytes": 2,
+    "gradient_bytes": 4,
+    "optimizer_bytes": 12,
+    "reduced_bytes": 4,
+    "gathered_bytes": 2,
+    "copy_bytes": 0,
+    "collectives_per_layer": 1,
+    "reduces_each": 0,
+    "holds_gradients": 0,
+    "balanced_ends": 0,
+    "fused_loss": 0,
+    "deepspeed": 0,
+    "release": 0,
+}
+"""Megatron as it is now: 16-bit weights, fp32 gradients, fp32 master weights with Adam's two moments."""
+_FRAMEWORKS: Final[tuple[tuple[str, dict[str, float]], ...]] = (
+    ("megatron-deepspeed", {"dp_overlap": 0, "reduced_bytes": 2, "gradient_bytes": 2}),
+    (
+        "cpu adamw",
+        {"reduced_bytes": 2, "gradient_bytes": 2, "collectives_per_layer": 12, "deepspeed": 1, "fused_loss": 1},
+    ),
+    ("deepspeed", {"reduced_bytes": 2, "gradient_bytes": 2, "collectives_per_layer": 12, "deepspeed": 1}),
+    ("nccl alltoall", {"ep_once": 0}),
+    ("megatron", {}),
+    ("nemo", {}),
+    ("composer", {"reduced_bytes": 2, "gradient_bytes": 4, "weight_bytes": 4, "optimizer_bytes": 8}),
+    ("titan", {"weight_bytes": 4, "optimizer_bytes": 8, "reduces_each": 1}),
+    ("fsdp", {"weight_bytes": 4, "optimizer_bytes": 8, "reduces_each": 1}),
+)
+"""Published programs by a word of their name, the first that is in it; what differs from `_COMMON`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Software:
-    """What one training program does with memory and network: one value per configuration."""
+def of_framework(rows: Sequence[Mapping[str, str]], precision: Floats, zero: Floats) -> Software:
+    """What the program of each row of a table of measured steps does, by its name and the row's switches."""
+    from planner.rows import release_of  # rows reads tables and needs this
 
-    stage: Floats
-    """What is split over the ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too."""
-    deepspeed: Floats
-    weights: Floats
-    """Bytes per parameter kept for the weights; likewise gradients and optimizer."""
-    gradients: Floats
-    optimizer: Floats
-    copies: Floats
-    """Bytes per parameter of a second, lower-precision copy of the whole model."""
-    value: Floats
-    """Bytes of one value in the layers' arithmetic."""
-    gathered: Floats
-    """Bytes per parameter when weights travel."""
-    reduced: Floats
-    """Bytes per parameter when gradients travel."""
-    reduces_each: Floats
-    """Gradients travel after every micro-batch, not after the last one only."""
-    holds_gradients: Floats
-    """Between micro-batches every rank keeps all gradients, whatever the stage."""
-    saved_hidden: Floats
-    """Bytes kept for the backward pass per token and layer: per element of the width,"""
-    saved_ffn: Floats
-    """of the MLP's width,"""
-    saved_kv: Floats
-    """and of the keys' width."""
-    saved_input: Floats
-    """The same per element of the width when only the layer's input is kept."""
-    logits: Floats
-    """Bytes per token and word of the vocabulary that the loss holds at its peak."""
-
-    @classmethod
-    def of(cls, strategies: Sequence[str], precision: Precision) -> Self:
-        """The rows of our own programs, one per strategy named; a strategy is one of `STRATEGIES`."""
-        kinds = [_ours(strategy, precision) for strategy in STRATEGIES]
-        place = [STRATEGIES.index(strategy) for strategy in strategies]
-        names = [field.name for field in fields(cls)]
-        return cls(**{name: np.array([kind[name] for kind in kinds], dtype=np.float64)[place] for name in names})
+    kinds = [_traits(row["framework"].lower(), row["precision"]) for row in rows]
+    columns: dict[str, Floats] = {name: np.array([kind[name] for kind in kinds], dtype=np.float64) for name in _COMMON}
+    fp32 = is_code(precision, PRECISIONS, "bf16_fp32grad")
+    plain = np.array(["megatron-lm" in row["framework"].lower() for row in rows]) & (zero == 0)
+    columns |= {
+        "precision": precision,
+        "flash": _switch(rows, "flash_attn"),
+        "compiled": _switch(rows, "compile"),
+        "tp_overlap": _switch(rows, "tp_overlap"),
+        "ep_overlap": np.array([float("a2a overlap on" in row.get("notes", "")) for row in rows]),
+        "dp_overlap": np.where(plain, 0.0, columns["dp_overlap"]),
+        "gradient_bytes": np.where(fp32, 4.0, columns["gradient_bytes"]),
+        "reduced_bytes": np.where(fp32, 4.0, columns["reduced_bytes"]),
+        "balanced_ends": np.where(fp32, 1.0, 0.0),
+        "release": np.array([release_of(row) for row in rows]),
+    }
+    return Software(**columns)
 
 
-# Bytes autograd keeps per token and layer of transformers' Llama with sdpa, counted with saved-tensor hooks: width,
-# MLP width, keys' width, and the layer's input alone. Autocast keeps the residual stream and the norms in fp32.
-# Korthikanti et al. 2022 (arXiv:2205.05198) give 34 for a GPT block whose attention keeps its scores besides.
-_SAVED: Final = {"fp32": (32, 16, 8, 4), "bf16": (20, 8, 4, 2), "autocast": (30, 8, 4, 4)}
+def megatron(precision: str, **switches: Any) -> Software:
+    """Megatron-Core with its distributed optimizer; `switches` are fields of `Software`."""
+    return _software(precision, _COMMON | {"tp_overlap": 1} | switches)
 
 
-def _ours(strategy: str, precision: Precision) -> dict[str, float]:
+def castra(strategies: Sequence[str], precision: str) -> Software:
+    """Castra's own program, one column per strategy named (each one of `STRATEGIES`)."""
+    kinds = [_ours(strategy, precision) for strategy in strategies]
+    return _software(precision, {name: np.array([kind[name] for kind in kinds]) for name in _COMMON})
+
+
+def _traits(name: str, precision: str) -> dict[str, float]:
+    if (strategy := name.removeprefix("castra-")) in STRATEGIES:
+        return _ours(strategy, precision)
+    return _COMMON | next((traits for word, traits in _FRAMEWORKS if word in name), {})
+
+
+def _switch(rows: Sequence[Mapping[str, str]], name: str) -> Floats:
+    return np.array([float(row[name] or 0) for row in rows])
+
+
+def _software(precision: str, traits: Mapping[str, Any]) -> Software:
+    columns = {"precision": float(PRECISIONS.index(precision)), **traits}
+    return Software(**{field.name: np.asarray(columns[field.name], dtype=np.float64) for field in fields(Software)})
+
+
+def _ours(strategy: str, precision: str) -> dict[str, float]:
     """One strategy of `training.parallel`, in the terms of Rajbhandari et al. 2020 (ZeRO, arXiv:1910.02054)."""
     deepspeed = strategy.startswith("zero")
-    stage = int(strategy[-1]) if deepspeed else {"ddp": 0, "fsdp2": 3}[strategy]
     # bf16 is autocast over fp32 weights, or bf16 weights throughout, of which FSDP2 keeps the fp32 shards
     autocast = precision == "bf16" and strategy in {"ddp", "zero1"}
     cast = precision == "bf16" and not autocast
-    saved = _SAVED["autocast" if autocast else precision]
-    return {
-        "stage": stage,
-        "deepspeed": deepspeed,
-        "weights": 2 if cast and deepspeed else 4,
-        "gradients": 4,
+    return _COMMON | {
+        "deepspeed": float(deepspeed),
+        "weight_bytes": 2 if cast and deepspeed else 4,
         # Adam's two moments, and the fp32 master weights DeepSpeed keeps whatever the weights are
-        "optimizer": 12 if deepspeed else 8,
-        "copies": 2 if autocast else 0,
-        "value": 2 if precision == "bf16" else 4,
-        "gathered": 2 if cast else 4,
-        "reduced": 4,
-        "reduces_each": strategy in {"zero2", "zero3"},
-        "holds_gradients": strategy == "fsdp2",
-        "saved_hidden": saved[0],
-        "saved_ffn": saved[1],
-        "saved_kv": saved[2],
-        "saved_input": saved[3],
-        "logits": 0,
+        "optimizer_bytes": 12 if deepspeed else 8,
+        "copy_bytes": 2 if autocast else 0,
+        "gathered_bytes": 2 if cast else 4,
+        "collectives_per_layer": 12 if strategy == "zero3" else 1,
+        "reduces_each": float(strategy in {"zero2", "zero3"}),
+        "holds_gradients": float(strategy == "fsdp2"),
+        "fused_loss": 1,
     }

@@ -1,149 +1,229 @@
-"""How long one optimizer step takes: a roofline per phase, and the communication that nothing hides."""
+"""How long one optimizer step takes: layers, the pipeline they stand in, and the communication that nothing hides."""
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
-from planner.grid import Grid
-from planner.machine import Hardware
-from planner.model import Floats
+from planner.collectives import group_rate, ring
+from planner.constants import Constants
+from planner.layers import SMALL, Pass, Rates, again, dense_share, gemm, layer, on_core
+from planner.schema import OFFLOAD, Configs, Floats
+from planner.states import end_parameters, layer_parameters, parameters_per_rank
 
-PASSES = 3.0
-"""A backward pass multiplies twice for each time forward: for the input's gradient and for the weight's."""
-ATTENTION_PASSES = 3.5
-"""Flash attention's backward does five products for the forward's two (Dao 2023, arXiv:2307.08691)."""
-LLAMA_MOVES = (55.0, 5.0, 11.0)
-"""Values read and written by the small kernels of one transformers Llama layer, per token: per element of the width
-(two norms of 18, rotary embedding 11, residuals 6, a transposition 2), of the MLP's width (silu, product), of the
-keys' width (rotary). Counted by hand from modeling_llama.py run without a compiler."""
-GPT_MOVES = (14.0, 2.0, 2.0)
-"""The same for a GPT layer with fused norms and no rotary embedding."""
-LOSS_BYTES = 24.0
-"""Moved per token and word of the vocabulary by softmax and its gradient, in fp32."""
-OPTIMIZER_BYTES = 40.0
-"""Moved per parameter by AdamW in fp32 (read 16, write 12) and by clipping (read 8, write 4)."""
-DDP_BUCKET_BYTES = 25e6
-"""Gradients that travel together (torch's default)."""
+LOSS_BYTES: Final = 14.0
+"""Moved per token and word of the vocabulary by softmax and its gradient."""
+CORE_LOSS_BYTES: Final = 60.0
+"""The same on a CPU's core, which computes exponents as slowly as that."""
+OPTIMIZER_BYTES: Final = 44.0
+"""Moved per parameter by AdamW with fp32 states (read 16, write 14), by clipping and by scaling (14)."""
+FIXED_S: Final = 1e-3
+"""Host's part of an optimizer step."""
+CORE_OPTIMIZER_BYTES: Final = 20.0
+"""The same on a CPU's core, whose caches hold the states of small models."""
+CORE_BATCH_S: Final = 1.5e-3
+"""Host's part of a micro-batch, besides its layers, where the host computes too."""
+TRANSFER_S: Final = 15e-6
+"""Latency of one message to the next stage."""
+PHASES: Final = (
+    "gemm",
+    "attention",
+    "elementwise",
+    "routing",
+    "tensor parallel",
+    "expert parallel",
+    "context parallel",
+    "launch",
+    "head",
+    "pipeline bubble",
+    "pipeline transfer",
+    "data parallel",
+    "optimizer",
+    "offload",
+    "other",
+)
+"""The parts of a step, in the order they are shown; they add up to it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prior:
-    """What a family of machines reaches of its figures, before anybody measured this one. See tables/prior.json."""
+class LayerTime:
+    """One layer and micro-batch on one rank, recomputation included. Unit: seconds."""
 
-    gemm: float
-    """Of the achievable matrix product, by wide layers in training."""
-    ramp: float
-    """Width at which a layer's products reach half of that."""
-    attention: float
-    """Of the achievable matrix product, by flash attention."""
-    memory: float
-    """Of the memory bandwidth, by small kernels."""
-    links: float
-    """Of the links inside a node, by collectives."""
-    network: float
-    """Of the network between nodes, by collectives."""
-    overlap: float
-    """Of the communication that could hide behind computation, how much does."""
-    latency_s: float
-    """Of one collective inside a node; likewise per node that takes part:"""
-    hop_s: float
-    launch_s: float
-    """To start the kernels of one layer's forward pass: a step is never faster than its host."""
-    deepspeed: float
-    """Time of DeepSpeed's step over torch's, the same work done."""
-    interval: tuple[float, float]
-    """Measured step over predicted step: 90 % of the measurements the constants never saw lie between these."""
-    deepspeed_interval: tuple[float, float]
-    """The same for DeepSpeed's steps."""
-
-    def interval_of(self, strategy: str) -> tuple[float, float]:
-        """The interval that a strategy's estimates have."""
-        return self.deepspeed_interval if strategy.startswith("zero") else self.interval
+    forward: Floats
+    backward: Floats
+    parts: dict[str, Floats]
+    """Both passes, by part; what the host adds is 'launch'."""
 
 
-def phases(grid: Grid, hardware: Hardware, prior: Prior) -> dict[str, Floats]:
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Embedding and head of one micro-batch, both passes. Unit: seconds."""
+
+    first: Floats
+    last: Floats
+
+
+def layer_time(configs: Configs, constants: Constants) -> LayerTime:
+    """An average layer; a pass is never faster than its host starts it."""
+    forward, backward = layer(configs, constants)
+    more = again(configs, forward)
+    held = layer_parameters(configs) * 2 * configs.software.gradient_bytes
+    backward.parts[SMALL] = backward.parts[SMALL] + held / Rates.of(configs, constants).memory
+    both: dict[str, Floats] = {name: forward.parts[name] + backward.parts[name] + more[name] for name in forward.parts}
+    host = constants.launch_us * 1e-6
+    if np.any(configs.shape.experts > 0):
+        host = host + (1 - dense_share(configs)) * constants.expert_us * 1e-6
+    repeats = np.where(configs.layout.recompute == 4, 1.0, 0.0)
+    f, b = forward.total, Pass(backward.parts).total + sum(more.values(), start=np.zeros(()))
+    alone = on_core(configs) > 0  # a core cannot start the next kernel while it computes
+    fast_f = np.where(alone, f + host, np.maximum(f, host))
+    fast_b = np.where(alone, b + host * (1 + repeats), np.maximum(b, host * (2.0 + repeats)))
+    return LayerTime(fast_f, fast_b, both | {"launch": fast_f - f + fast_b - b})
+
+
+def ends(configs: Configs, constants: Constants) -> Ends:
+    """The head's products and loss, the embedding's look-up and gradient."""
+    rates, shape, tokens = Rates.of(configs, constants), configs.shape, configs.tokens
+    words, rest = shape.vocab / configs.layout.tp, (rates.flops, rates.memory, configs.hardware.multiprocessors)
+    lost = on_core(configs, CORE_LOSS_BYTES, LOSS_BYTES)
+    head = gemm(tokens, words, shape.hidden, *rest) + gemm(tokens, shape.hidden, words, *rest)
+    head = head + gemm(words, shape.hidden, tokens, *rest) + lost * tokens * words / rates.memory
+    first = 18.0 * tokens * shape.hidden / rates.memory + on_core(configs, CORE_BATCH_S)
+    return Ends(first=first, last=head)
+
+
+def phases(configs: Configs, constants: Constants) -> dict[str, Floats]:
     """Seconds of each phase of one optimizer step, for every configuration; their sum is the step."""
-    compute = {
-        "gemm": _gemm(grid, hardware, prior),
-        "attention": _attention(grid, hardware, prior),
-        "elementwise": _elementwise(grid, hardware, prior),
-    }
-    once = sum(compute.values(), start=np.zeros(1))
-    host = grid.shape.layers * prior.launch_s * (PASSES + grid.recompute)
-    compute["launch"] = np.maximum(host - once, 0.0)
-    drag = 1 + grid.software.deepspeed * (prior.deepspeed - 1)
-    result = {name: seconds * grid.accumulation * drag for name, seconds in compute.items()}
-    busy = np.maximum(once, host) * grid.accumulation * drag
-    result["communication"] = _exposed(grid, hardware, prior, busy)
-    moved = OPTIMIZER_BYTES * grid.shape.parameters / grid.sharded(1)
-    result["optimizer"] = moved / (hardware.memory * prior.memory) * drag
-    return result
+    return assemble(configs, constants, layer_time(configs, constants), ends(configs, constants))
 
 
-def _gemm(grid: Grid, hardware: Hardware, prior: Prior) -> Floats:
-    """All matrix products of one micro-batch: the roofline of arithmetic and of reading the weights."""
-    shape = grid.shape
-    again = PASSES + grid.recompute
-    weights = shape.layers * shape.layer_matrices * again + shape.head_matrix * PASSES
-    reached = prior.gemm * shape.hidden / (shape.hidden + prior.ramp)
-    arithmetic = 2 * grid.tokens * weights / (hardware.flops * reached)
-    return np.maximum(arithmetic, weights * grid.software.value / hardware.memory)
+def step_seconds(configs: Configs, constants: Constants) -> Floats:
+    """Seconds per optimizer step."""
+    return sum(phases(configs, constants).values(), start=np.zeros(()))
 
 
-def _attention(grid: Grid, hardware: Hardware, prior: Prior) -> Floats:
-    """Scores and their product with the values, the causal half only."""
-    shape = grid.shape
-    forward = 2 * grid.tokens * shape.sequence * shape.heads * shape.head_dim * shape.layers
-    return forward * (ATTENTION_PASSES + grid.recompute) / (hardware.flops * prior.attention)
+def assemble(configs: Configs, constants: Constants, one: LayerTime, edge: Ends) -> dict[str, Floats]:
+    """The step from its layers: sharded weights, pipeline, gradients, optimizer."""
+    layout, software = configs.layout, configs.software
+    depth = configs.shape.layers / layout.pp
+    piped = layout.pp > 1
+    # Where layers do not divide, embedding and head take the places that are left.
+    even = (software.balanced_ends == 0) & (depth == np.floor(depth))
+    depth = np.where(even, depth, np.ceil((configs.shape.layers + 2) / layout.pp))
+    seen, backward = _sharded(configs, constants, one)
+    each = one.forward + one.backward + seen
+    stage = depth * each
+    longest = np.maximum(edge.last, edge.first)
+    slowest = np.where(
+        piped, stage + np.where(even, longest, np.maximum(longest - each, 0.0)), stage + edge.last + edge.first
+    )
+    once = np.where(even, layout.pp * stage, configs.shape.layers * each) + edge.last + edge.first
+    once = np.maximum(once, slowest)
+    hop = _transfer(configs, constants)
+    visible = np.where(layout.vpp > 1, 1 - 0.8 * constants.overlap, 1.0)
+    rounds = layout.ga - 1
+    busy = layout.ga * depth
+    result: dict[str, Floats] = {name: busy * seconds for name, seconds in one.parts.items()}
+    result["head"] = layout.ga * (slowest - stage)
+    result["pipeline bubble"] = np.where(piped, (once - slowest) / layout.vpp, 0.0)
+    result["pipeline transfer"] = np.where(
+        piped, rounds * 2 * layout.vpp * hop * visible + 2 * (layout.pp - 1) * hop, 0.0
+    )
+    once_a_step = _gradients(configs, constants, depth * backward) + _sharded_ends(configs, constants)
+    result["data parallel"] = busy * seen + once_a_step
+    result["optimizer"], result["offload"] = _optimizer(configs, constants)
+    return {name: seconds * constants.scale for name, seconds in result.items()}
 
 
-def _elementwise(grid: Grid, hardware: Hardware, prior: Prior) -> Floats:
-    """Norms, rotary embedding, activation functions, residuals, softmax of the loss: bytes over bandwidth."""
-    shape = grid.shape
-    hidden, ffn, keys = (np.where(shape.gated, a, b) for a, b in zip(LLAMA_MOVES, GPT_MOVES, strict=True))
-    values = hidden * shape.hidden + ffn * shape.ffn + keys * shape.kv_width
-    layers = shape.layers * values * grid.software.value * (PASSES + grid.recompute)
-    return grid.tokens * (layers + LOSS_BYTES * shape.vocab) / (hardware.memory * prior.memory)
+def _transfer(configs: Configs, constants: Constants) -> Floats:
+    """Seconds to hand one micro-batch's activations to the next stage, scattered over the tensor-parallel ranks."""
+    layout, rates = configs.layout, Rates.of(configs, constants)
+    size = 2.0 * configs.tokens * configs.shape.hidden / layout.tp
+    per_node = configs.hardware.per_node
+    far = layout.tp * layout.cp * layout.dp >= per_node
+    return size / np.where(far, rates.network / per_node, rates.links) + TRANSFER_S
 
 
-def _exposed(grid: Grid, hardware: Hardware, prior: Prior, busy: Floats) -> Floats:
-    """Communication that computation does not hide. `busy` is the computation of the whole step, in seconds."""
-    seconds = traffic(grid) / _bandwidth(grid, hardware, prior)
-    nodes = grid.ranks / grid.ranks_per_node
-    latency = prior.latency_s + np.where(nodes > 1, prior.hop_s * nodes, 0.0)
-    seconds = (grid.ranks > 1) * (seconds + _collectives(grid) * latency)
-    # Weights can be fetched during any computation; gradients can leave only while a backward pass makes more.
-    backward = busy * 2 / 3 / np.where(grid.software.stage >= 2, 1, grid.accumulation)
-    window = np.where(grid.software.stage == 3, busy, backward)
-    return seconds - prior.overlap * np.minimum(seconds, window)
+def _members(configs: Configs, ranks: Floats) -> Floats:
+    """How many of a data-parallel group of `ranks` share a node: tensor parallel ranks lie innermost, then context."""
+    layout = configs.layout
+    room = np.maximum(np.floor(configs.hardware.per_node / (layout.tp * layout.cp)), 1)
+    return np.minimum(room, ranks)
 
 
-def traffic(grid: Grid) -> Floats:
-    """Bytes that leave one rank in one step (ring collectives: gathering or reducing moves (n-1)/n of the whole).
-
-    ddp reduces and spreads the gradients once; stage 1 and 2 reduce them and spread the weights; stage 3 gathers the
-    weights for every forward and every backward pass (Rajbhandari et al. 2020, section 7).
-    """
-    software, steps = grid.software, grid.accumulation
-    reductions = np.where(software.reduces_each, steps, 1) * software.reduced
-    ddp = 2 * software.reduced
-    split = reductions + software.gathered
-    full = reductions + 2 * steps * software.gathered
-    per_parameter = np.select([software.stage == 0, software.stage < 3], [ddp, split], full)
-    return per_parameter * grid.shape.parameters * (grid.ranks - 1) / grid.ranks
-
-
-def _collectives(grid: Grid) -> Floats:
-    """How many collectives one step starts: one per layer and purpose under stage 3, one per bucket otherwise."""
-    software, steps = grid.software, grid.accumulation
-    reductions = np.where(software.reduces_each, steps, 1)
-    buckets = 1 + grid.shape.parameters * software.reduced / DDP_BUCKET_BYTES
-    layers = (grid.shape.layers + 1) * (2 * steps + reductions)
-    return np.where(software.stage == 3, layers, buckets * reductions + (software.stage > 0))
+def _sharded(configs: Configs, constants: Constants, one: LayerTime) -> tuple[Floats, Floats]:
+    """Seconds per layer and micro-batch that fetching weights and giving gradients away adds; and the backward pass."""
+    layout, rates, software = configs.layout, Rates.of(configs, constants), configs.software
+    third, second = layout.zero == 3, (layout.zero == 2) & (software.reduces_each > 0)
+    if not np.any(third | second):
+        return np.zeros((), dtype=one.forward.dtype), one.backward  # single precision stays single
+    group = np.where(third, layout.shard, layout.dp)
+    inside = _members(configs, group)
+    rate = group_rate(group, inside, rates.links, rates.network, configs.hardware.per_node)
+    hops = constants.hop_us * 1e-6 * group / inside + configs.hardware.inter_latency
+    latency = software.collectives_per_layer * np.where(group > inside, hops, configs.hardware.intra_latency)
+    weights = layer_parameters(configs)
+    gather = ring(weights * software.gathered_bytes, group, rate, latency, 1.0)
+    reduce = ring(weights * software.reduced_bytes, group, rate, latency, 1.0)
+    forward = np.where(third, _beside(one.forward, gather, constants.overlap), 0.0)
+    each = np.where(software.holds_gradients > 0, 0.0, reduce)  # who holds them sends them once a step
+    sent = np.where(third, gather + each, np.where(second, reduce, 0.0))
+    backward = _beside(one.backward, sent, constants.overlap)
+    return forward + backward, one.backward + backward
 
 
-def _bandwidth(grid: Grid, hardware: Hardware, prior: Prior) -> Floats:
-    """Bytes per second through one rank: a ring over several nodes passes each node's network once."""
-    inside = hardware.intra * prior.links
-    between = np.minimum(inside, hardware.inter * prior.network)
-    return np.where(grid.ranks > grid.ranks_per_node, between, inside)
+def _sharded_ends(configs: Configs, constants: Constants) -> Floats:
+    """Seconds per step to fetch the sharded embeddings, once a micro-batch, and to give their gradients away."""
+    layout, rates, software = configs.layout, Rates.of(configs, constants), configs.software
+    third = layout.zero == 3
+    if not np.any(third):
+        return np.zeros((), dtype=rates.links.dtype)
+    inside = _members(configs, layout.shard)
+    rate = group_rate(layout.shard, inside, rates.links, rates.network, configs.hardware.per_node)
+    weights = end_parameters(configs)
+    gather = ring(weights * software.gathered_bytes, layout.shard, rate, configs.hardware.intra_latency, 1.0)
+    reduce = ring(weights * software.reduced_bytes, layout.shard, rate, configs.hardware.intra_latency, 1.0)
+    times = np.where(software.holds_gradients > 0, 1.0, layout.ga)
+    return np.where(third, layout.ga * gather + times * reduce, 0.0)
+
+
+def _beside(work: Floats, sent: Floats, overlap: Floats) -> Floats:
+    """What sending adds to work when a share of it hides behind the work."""
+    return sent - overlap * np.minimum(work, sent)
+
+
+def _gradients(configs: Configs, constants: Constants, backward: Floats) -> Floats:
+    """Seconds at the end of a step until every rank has its gradients (and, sharded, the new weights)."""
+    layout, software, rates = configs.layout, configs.software, Rates.of(configs, constants)
+    mine = parameters_per_rank(configs)
+    per_node, hop = configs.hardware.per_node, constants.hop_us * 1e-6
+    buckets = configs.shape.layers / layout.pp
+    shard = np.where(layout.shard > 0, layout.shard, layout.dp)
+    inside, close = _members(configs, layout.dp), _members(configs, shard)
+    whole = group_rate(layout.dp, inside, rates.links, rates.network, per_node)
+    part = group_rate(shard, close, rates.links, rates.network, per_node)
+    nodes, span = layout.dp / inside, shard / close
+    tree = buckets * np.where(nodes > 1, 2 * hop * np.log2(np.maximum(nodes, 2)), configs.hardware.intra_latency)
+    line = buckets * np.where(span > 1, hop * span, configs.hardware.intra_latency)
+    reduced, gathered = mine * software.reduced_bytes, mine * software.gathered_bytes
+    replicas = layout.dp / shard
+    across = ring(reduced / shard, replicas, rates.network / per_node, tree, 2.0)
+    scattered = ring(reduced, shard, part, line, 1.0)
+    split = scattered + ring(gathered, shard, part, line, 1.0)
+    plain = ring(reduced, layout.dp, whole, tree, 2.0)
+    second = np.where(software.reduces_each > 0, 0.0, scattered)
+    second = second + ring(gathered, shard, part, line, 1.0)
+    seconds = np.choose(
+        np.asarray(layout.zero, dtype=np.int64),
+        [plain, split + across, second + across, across + np.where(software.holds_gradients > 0, scattered, 0.0)],
+    )
+    hidden = constants.overlap * np.minimum(seconds, backward * 0.9)
+    return seconds - np.where(software.dp_overlap > 0, hidden, 0.0)
+
+
+def _optimizer(configs: Configs, constants: Constants) -> tuple[Floats, Floats]:
+    """AdamW on this rank's share of the states; and the travel to and from the host's memory."""
+    layout, rates = configs.layout, Rates.of(configs, constants)
+    mine = parameters_per_rank(configs) / np.where(layout.zero >= 1, np.maximum(layout.shard, 1), 1.0)
+    away = np.where(layout.offload == OFFLOAD.index("optimizer"), mine * 16.0 / configs.hardware.host, 0.0)
+    return mine * on_core(configs, CORE_OPTIMIZER_BYTES, OPTIMIZER_BYTES) / rates.memory + FIXED_S, away

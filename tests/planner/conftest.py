@@ -44,7 +44,6 @@ def p5() -> Machine:
         hbm_gb_per_s=3350,
         intra_gb_per_s=450,
         inter_gbps=3200,
-        achievable=0.803,
         price_usd_per_hour=55.04,
         price_as_of="2026-07-20",
     )
@@ -62,7 +61,6 @@ def p4de() -> Machine:
         hbm_gb_per_s=2039,
         intra_gb_per_s=300,
         inter_gbps=400,
-        achievable=0.869,
         price_usd_per_hour=27.44705,
         price_as_of="2026-07-20",
     )

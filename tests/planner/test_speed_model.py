@@ -1,88 +1,89 @@
 """How long a step takes: laws that hold whatever the constants are."""
 
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner import parameters
-from planner.grid import Grid
-from planner.machine import Hardware
-from planner.model import Shape
-from planner.prior import family_of, table
-from planner.software import STRATEGIES, Software
-from planner.speed import phases, traffic
-from recipes.spec import Model
+from planner.constants import BOUNDS, NAMES, start
+from planner.rows import Steps, read, steps
+from planner.schema import Configs
+from planner.speed import PHASES, phases, step_seconds
+from tests.planner.steps_table import row
 
-MODEL = Model(hidden_size=2048, layers=24, heads=16, kv_heads=8, ffn_size=5632, vocab_size=32000)
-FIGURES = {"flops": 800e12, "memory": 3350e9, "intra": 450e9, "inter": 400e9}
-strategies, priors = st.sampled_from(STRATEGIES), st.sampled_from(sorted(table()))
+SHIPPED = Path(__file__).parents[2] / "planner" / "tables" / "measured.csv"
+BANDWIDTHS = ("flops", "memory", "intra", "inter", "host")
 
 
-def grid(strategy: str = "ddp", **cut: float) -> Grid:
-    layout = {"micro": 2.0, "accumulation": 1.0, "ranks": 32.0, "ranks_per_node": 8.0, "recompute": 0.0} | cut
-    arrays = {name: np.asarray(value) for name, value in layout.items()}
-    return Grid(Shape.of(MODEL, 4096), Software.of([strategy], "bf16"), **arrays)
+@cache
+def published() -> Steps:
+    """Every layout anybody published: dense and with experts, all kinds of parallelism."""
+    return read(SHIPPED)
 
 
-def seconds(of: Grid, prior: str = "H100", **figures: float) -> float:
-    hardware = Hardware(**{name: np.asarray(value) for name, value in (FIGURES | figures).items()})
-    return sum(float(np.broadcast_to(part, 1)[0]) for part in phases(of, hardware, table()[prior]).values())
+@st.composite
+def constants(draw: st.DrawFn) -> Any:
+    """Any constants within their bounds."""
+    return start(**{name: draw(st.floats(BOUNDS[name][1], BOUNDS[name][2])) for name in NAMES})
+
+
+def faster(configs: Configs, figure: str, factor: float) -> Configs:
+    better = getattr(configs.hardware, figure) * factor
+    return replace(configs, hardware=replace(configs.hardware, **{figure: better}))
+
+
+@settings(max_examples=40, deadline=None)
+@given(constants=constants(), figure=st.sampled_from(BANDWIDTHS), factor=st.floats(1, 100))
+def test_a_better_figure_is_never_slower(constants: Any, figure: str, factor: float) -> None:
+    usual = step_seconds(published().configs, constants)
+    better = step_seconds(faster(published().configs, figure, factor), constants)
+    assert np.all(better <= usual * (1 + 1e-9))
+
+
+@settings(max_examples=20, deadline=None)
+@given(constants=constants(), count=st.integers(1, 200))
+def test_a_step_is_linear_in_its_micro_batches_up_to_a_fixed_part(constants: Any, count: int) -> None:
+    def seconds(micro_batches: int) -> Any:
+        layout = replace(published().configs.layout, ga=np.asarray(float(micro_batches)))
+        return step_seconds(replace(published().configs, layout=layout), constants)
+
+    one, two, three = (seconds(count * times) for times in (1, 2, 3))
+    np.testing.assert_allclose(three - two, two - one, rtol=1e-6, atol=1e-9)
+    assert np.all(one > 0)
+
+
+@settings(max_examples=20, deadline=None)
+@given(constants=constants(), factor=st.floats(0.1, 10))
+def test_the_scale_scales(constants: Any, factor: float) -> None:
+    scaled = replace(constants, scale=constants.scale * factor)
+    usual = step_seconds(published().configs, constants)
+    np.testing.assert_allclose(step_seconds(published().configs, scaled), usual * factor, rtol=1e-9)
+
+
+def test_the_phases_are_those_that_are_shown() -> None:
+    parts = phases(published().configs, start())
+    assert set(parts) <= set(PHASES)
+    assert all(np.all(np.isfinite(part)) and np.all(part > -1e-12) for part in parts.values())
 
 
 def test_one_rank_sends_nothing() -> None:
-    for strategy in STRATEGIES:
-        assert traffic(grid(strategy, ranks=1))[0] == 0
+    alone = phases(steps([row("a", 1, zero="0")]).configs, start())
+    assert alone["data parallel"][0] == 0
+    assert alone["tensor parallel"][0] == 0
 
 
-def test_traffic_is_what_the_zero_paper_counts() -> None:
-    """Per parameter and full ring: twice the gradients for ddp; two gatherings and a reduction for stage 3."""
-    share, weights = 31 / 32, parameters(MODEL)
-    assert traffic(grid("ddp"))[0] == pytest.approx(2 * 4 * share * weights)
-    assert traffic(grid("zero3"))[0] == pytest.approx((2 * 2 + 4) * share * weights)
-    assert traffic(grid("zero3", accumulation=3))[0] == pytest.approx(3 * (2 * 2 + 4) * share * weights)
-    assert traffic(grid("fsdp2", accumulation=3))[0] == pytest.approx((3 * 2 * 2 + 4) * share * weights)
+def test_recomputing_a_forward_pass_costs_about_a_third() -> None:
+    plain, again = step_seconds(steps([row("a", 8), row("b", 8, recompute="full")]).configs, start())
+    assert 1.2 < again / plain < 1.4
 
 
-@given(strategy=strategies, prior=priors, figure=st.sampled_from(sorted(FIGURES)), factor=st.floats(1, 100))
-def test_a_better_figure_is_never_slower(strategy: str, prior: str, figure: str, factor: float) -> None:
-    better = seconds(grid(strategy), prior, **{figure: FIGURES[figure] * factor})
-    assert better <= seconds(grid(strategy), prior) * (1 + 1e-9)
-
-
-@given(strategy=strategies, prior=priors, ranks=st.integers(1, 64))
-def test_a_step_is_linear_in_accumulation_up_to_its_fixed_part(strategy: str, prior: str, ranks: int) -> None:
-    one, two, three = (seconds(grid(strategy, ranks=8 * ranks, accumulation=count), prior) for count in (8, 9, 10))
-    assert three - two == pytest.approx(two - one, rel=1e-6)
-
-
-@given(strategy=strategies, prior=priors)
-def test_recomputation_costs_at_most_a_third_more_work(strategy: str, prior: str) -> None:
-    alone = grid(strategy, ranks=1)
-    again = replace(alone, recompute=np.asarray(1.0))
-    assert 1.0 < seconds(again, prior) / seconds(alone, prior) <= 4 / 3 + 1e-9
-
-
-def test_phases_do_not_depend_on_their_neighbours() -> None:
-    """Judged together or alone, a configuration takes the same time."""
-    hardware = Hardware(**{name: np.asarray(value) for name, value in FIGURES.items()})
-    both = Grid(
-        Shape.of(MODEL, 4096),
-        Software.of(["ddp", "zero3"], "bf16"),
-        micro=np.array([1.0, 4.0]),
-        accumulation=np.array([4.0, 1.0]),
-        ranks=np.array([32.0, 32.0]),
-        ranks_per_node=np.asarray(8.0),
-        recompute=np.asarray(0.0),
-    )
-    together = np.sum([np.broadcast_to(part, 2) for part in phases(both, hardware, table()["gpu"]).values()], axis=0)
-    alone = [seconds(grid("ddp", micro=1, accumulation=4), "gpu"), seconds(grid("zero3", micro=4), "gpu")]
-    assert together == pytest.approx(alone)
-
-
-def test_each_accelerator_finds_its_generation() -> None:
-    assert family_of("NVIDIA A100 40GB") == "A100"
-    assert family_of("NVIDIA H200") == family_of("H100-80") == "H100"
-    assert family_of("NVIDIA B200") == "gpu"
+def test_interleaving_shrinks_the_bubble() -> None:
+    told = {"tp": "8", "pp": "8", "dp": "1", "zero": "1", "shard_size": "1", "framework": "Megatron-LM"}
+    piped = steps([row("a", 64, 1, 16, **told), row("b", 64, 1, 16, **told, vpp="4")]).configs
+    bubble = phases(piped, start())["pipeline bubble"]
+    assert bubble[1] == pytest.approx(bubble[0] / 4)
