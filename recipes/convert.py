@@ -2,8 +2,9 @@
 
 from typing import Any, get_args
 
+from recipes.cluster import AwsCluster, Cluster, LocalCluster
 from recipes.load import RecipeError
-from recipes.spec import AwsCluster, Cluster, Image, LocalCluster, Recipe
+from recipes.spec import Image, Recipe
 
 KINDS: tuple[str, ...] = tuple(one.model_fields["kind"].default for one in get_args(get_args(Cluster)[0]))
 SMALLEST = "p5.4xlarge"

@@ -57,6 +57,26 @@ STEPS: dict[str, Step] = {
     "serve": Step(version=1, covers=("serve",), inputs=("export",)),
 }
 
+LATER: Mapping[str, object] = {
+    "model.head_dim": None,
+    "model.gated": True,
+    "model.mla": False,
+    "model.experts": 0,
+    "model.topk": 0,
+    "model.expert_ffn": 0,
+    "model.shared_experts": 0,
+    "model.dense_layers": 0,
+    "parallel.software": "castra",
+    "parallel.tp": 1,
+    "parallel.pp": 1,
+    "parallel.vpp": 1,
+    "parallel.cp": 1,
+    "parallel.ep": 1,
+    "parallel.recompute": "auto",
+}
+"""Fields that came later, with what held before there was a choice: left out where it still does, so that what was
+made then is found."""
+
 
 def identity(recipe: Recipe, step: str, inputs: Mapping[str, str], **facts: str | int) -> dict[str, Any]:
     """What `store.manifest.fingerprint` hashes for one step of a recipe whose `parallel` is resolved.
@@ -71,7 +91,7 @@ def identity(recipe: Recipe, step: str, inputs: Mapping[str, str], **facts: str 
     covered = _covered(recipe, told)
     if step == "preprocess":
         covered = _dataset(recipe, covered, {**inputs, **facts})
-    if step == "train" and "auto" in (recipe.parallel.strategy, recipe.parallel.micro_batch_size):
+    if step == "train" and "auto" in recipe.parallel.model_dump(exclude={"recompute"}).values():
         raise ValueError("train has no identity while parallel is auto: resolve it with the planner first")
     return {"step": step, "version": told.version, "recipe": covered, "inputs": dict(inputs), "facts": facts}
 
@@ -88,7 +108,8 @@ def _covered(recipe: Recipe, step: Step) -> dict[str, Any]:
     """The values of the fields a step covers, by their dotted names."""
     dump = recipe.model_dump(mode="json")
     wanted = [field for field in fields() if not field.execution and {field.path[0], field.name} & {*step.covers}]
-    return {field.name: reduce(getitem, field.path, dump) for field in wanted}
+    values = {field.name: reduce(getitem, field.path, dump) for field in wanted}
+    return {name: value for name, value in values.items() if name not in LATER or value != LATER[name]}
 
 
 def _dataset(recipe: Recipe, covered: dict[str, Any], given: Mapping[str, object]) -> dict[str, Any]:

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from recipes.spec import Data, LocalCluster, Model, Recipe, Train
+from recipes.cluster import LocalCluster
+from recipes.planned import ARITHMETIC, LLAMA
+from recipes.spec import Data, Model, Parallel, Recipe, Train
 
 MAX_PARAMETERS = 5_000_000
 MAX_RANKS = 4
@@ -56,7 +58,11 @@ def work(recipe: Recipe) -> float:
 
 
 def _small_model(model: Model) -> bool:
-    return parameters(model) <= MAX_PARAMETERS and model.vocab_size <= VOCAB_SIZE
+    return _llama(model) and parameters(model) <= MAX_PARAMETERS and model.vocab_size <= VOCAB_SIZE
+
+
+def _llama(model: Model) -> bool:
+    return model == model.model_copy(update=LLAMA)
 
 
 def _small(recipe: Recipe) -> bool:
@@ -100,7 +106,7 @@ def _store(recipe: Recipe) -> Change | None:
 def _model(recipe: Recipe) -> Change | None:
     if _small_model(recipe.model):
         return None
-    shape = recipe.model.model_copy(update=_shape(recipe.model))
+    shape = recipe.model.model_copy(update=LLAMA | _shape(recipe.model))
     told = (
         f"model: {parameters(shape) / 1e6:.1f} million parameters in place of {parameters(recipe.model) / 1e6:,.0f} "
         f"million ({shape.layers} layers, width {shape.hidden_size}, {shape.heads} heads of which {shape.kv_heads} for "
@@ -112,7 +118,7 @@ def _model(recipe: Recipe) -> Change | None:
 def _shape(model: Model) -> dict[str, int]:
     """The model's ratios at a small width; of query heads to a key/value head, 8 at most."""
     small = {"vocab_size": min(model.vocab_size, VOCAB_SIZE)}
-    if parameters(model.model_copy(update=small)) <= MAX_PARAMETERS:
+    if _llama(model) and parameters(model.model_copy(update=small)) <= MAX_PARAMETERS:
         return small
     group = min(model.heads // model.kv_heads, 2 * HEADS)
     kv_heads = min(model.kv_heads, -(-HEADS // group))
@@ -121,6 +127,15 @@ def _shape(model: Model) -> dict[str, int]:
     ffn = 16 * max(1, round(hidden * min(model.ffn_size / model.hidden_size, 8) / 16))
     layers = min(model.layers, LAYERS)
     return small | {"layers": layers, "heads": heads, "kv_heads": kv_heads, "hidden_size": hidden, "ffn_size": ffn}
+
+
+def _program(recipe: Recipe) -> Change | None:
+    """Castra's own training program, which is the one that is here."""
+    if recipe.parallel.software == "castra" and recipe.train.precision in ARITHMETIC:
+        return None
+    arithmetic = recipe.train.precision if recipe.train.precision == "fp32" else "bf16"
+    told = "parallel: Castra's own training program in place of what is only planned yet"
+    return {"parallel": Parallel().model_dump(), "train": {"precision": arithmetic}}, told
 
 
 def _source(recipe: Recipe) -> Change | None:
@@ -188,6 +203,7 @@ _SHRINKS: tuple[Callable[[Recipe], Change | None], ...] = (
     _image,
     _store,
     _model,
+    _program,
     _source,
     _tokenizer,
     _train,

@@ -7,46 +7,21 @@ Fields marked *execution* change how a run goes, never what comes out of it; the
 decide whether a step is done (`recipes.identity`).
 """
 
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from recipes.cluster import Cluster, LocalCluster
+from recipes.part import Part, agreed
 
 Flavour = Literal["local", "pcluster-cpu", "pcluster-gpu", "pcluster-neuron", "eks-gpu", "batch-ecs-gpu", "base-gpu"]
 Strategy = Literal["auto", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
+Size = PositiveInt | Literal["auto"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-Rung = Annotated[
-    str,
-    Field(
-        pattern=r"^(on-demand|spot|(block|reservation):cr-[0-9a-f]{8,17}|plan:arn:aws[a-z-]*:sagemaker:\S+)$",
-        description="A way to get instances: on-demand, spot, block:cr-…, reservation:cr-… or plan:arn….",
-    ),
-]
-Zone = Annotated[
-    str,
-    Field(
-        pattern=r"^[a-z]{2}(-[a-z]+)+-\d[a-z]$", description="Availability zone: a region and a letter, as us-east-1b."
-    ),
-]
-
-
-class Part(BaseModel):
-    """A frozen section of a recipe that refuses fields it does not know."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-P = TypeVar("P", bound=Part)
-
-
-def _agreed(part: P, wrong: list[str]) -> P:
-    """The part, if nothing is wrong with how its fields go together; else all of it, one sentence a line."""
-    if wrong:
-        raise ValueError("\n".join(wrong))
-    return part
 
 
 class Model(Part):
-    """The network: a Llama-architecture decoder, trained from scratch."""
+    """The network: a Llama-architecture decoder, trained from scratch; what differs from Llama is planned, not run."""
 
     family: Literal["llama"] = Field("llama", description="Architecture, by its transformers name.")
     hidden_size: PositiveInt = Field(192, description="Width of the residual stream.", examples=[4096])
@@ -66,17 +41,39 @@ class Model(Part):
     rope_theta: PositiveFloat = Field(
         10000.0, description="Base of the rotary position embedding.", examples=[500000.0]
     )
+    head_dim: PositiveInt | None = Field(
+        None, description="Width of one attention head; empty is hidden_size / heads.", examples=[256]
+    )
+    gated: bool = Field(True, description="The MLP has three matrices (Llama), not two (GPT).")
+    mla: bool = Field(False, description="Multi-head latent attention (DeepSeek).")
+    experts: int = Field(
+        0, ge=0, description="Routed experts of each block (mixture of experts); 0 is dense.", examples=[64]
+    )
+    topk: int = Field(0, ge=0, description="Experts that each token visits; 0 where there are none.", examples=[8])
+    expert_ffn: int = Field(0, ge=0, description="Width of one expert; 0 is ffn_size.", examples=[1408])
+    shared_experts: int = Field(0, ge=0, description="Experts that every token visits besides.", examples=[2])
+    dense_layers: int = Field(0, ge=0, description="Leading blocks without experts.", examples=[3])
 
     @model_validator(mode="after")
     def _shapes_divide(self) -> Self:
         wrong = []
-        if self.hidden_size % self.heads:
+        if self.hidden_size % self.heads and not self.head_dim:
             wrong.append(f"heads ({self.heads}) must divide hidden_size ({self.hidden_size})")
-        elif self.hidden_size // self.heads % 2:
-            wrong.append(f"hidden_size / heads is {self.hidden_size // self.heads}, rotary embedding needs it even")
+        elif (width := self.head_dim or self.hidden_size // self.heads) % 2:
+            wrong.append(f"hidden_size / heads is {width}, rotary embedding needs it even")
         if self.heads % self.kv_heads:
             wrong.append(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
-        return _agreed(self, wrong)
+        return agreed(self, wrong + self._experts_agree())
+
+    def _experts_agree(self) -> list[str]:
+        wrong = []
+        if self.experts and not 1 <= self.topk <= self.experts:
+            wrong.append(f"topk ({self.topk}) must be at least 1 and at most experts ({self.experts})")
+        if not self.experts and (self.topk or self.expert_ffn or self.shared_experts or self.dense_layers):
+            wrong.append("topk, expert_ffn, shared_experts and dense_layers need experts above 0")
+        if self.dense_layers > self.layers:
+            wrong.append(f"dense_layers ({self.dense_layers}) is above layers ({self.layers})")
+        return wrong
 
 
 class Data(Part):
@@ -114,7 +111,7 @@ class Data(Part):
     @model_validator(mode="after")
     def _lengths_leave_some(self) -> Self:
         short = self.min_chars > self.max_chars
-        return _agreed(self, [f"min_chars ({self.min_chars}) is above max_chars ({self.max_chars})"] if short else [])
+        return agreed(self, [f"min_chars ({self.min_chars}) is above max_chars ({self.max_chars})"] if short else [])
 
 
 class Image(Part):
@@ -136,116 +133,6 @@ class Image(Part):
     )
 
 
-class LocalCluster(Part):
-    """This machine: each node is a torchrun group of its own."""
-
-    kind: Literal["local"] = Field("local", description="Which kind of cluster.")
-    nodes: PositiveInt = Field(2, le=16, description="Nodes, each a torchrun group on this machine.")
-    processes_per_node: PositiveInt = Field(1, le=16, description="Training processes (ranks) per node.")
-
-
-class AwsCluster(Part):
-    """What every AWS cluster shares."""
-
-    instance_type: str = Field(
-        "p4de.24xlarge",
-        description="EC2 instance type; `python -m clusters.catalog` lists them.",
-        examples=["p5.48xlarge"],
-    )
-    alternatives: tuple[str, ...] = Field(
-        (),
-        description="Instance types to try where the first is not to be had, in order; the layout is planned anew.",
-        examples=[["p5en.48xlarge"]],
-    )
-    nodes: PositiveInt = Field(2, description="Number of instances.", examples=[16])
-    region: str = Field(
-        "us-east-1", pattern=r"^[a-z]{2}(-[a-z]+)+-\d$", description="AWS region: its code, such as us-east-1."
-    )
-    zones: tuple[Zone, ...] = Field(
-        (),
-        description="Availability zones to try, in order; empty tries all of the region that offer the type.",
-        examples=[["us-east-1b", "us-east-1d"]],
-    )
-    capacity: tuple[Rung, ...] = Field(
-        ("on-demand",),
-        min_length=1,
-        description="The ladder of ways to get instances, tried in order: on-demand, spot, block:cr-… (a capacity "
-        "block), reservation:cr-… (a targeted reservation), plan:arn… (a SageMaker training plan).",
-        examples=[["block:cr-0123456789abcdef0", "on-demand"]],
-    )
-    patience_minutes: PositiveFloat = Field(
-        30.0, description="How long instances are waited for before the next rung is tried. Unit: minutes."
-    )
-    placement_group: bool | None = Field(
-        None, description="Put the instances close together; empty does so wherever the capacity allows it."
-    )
-    lustre_gib: int = Field(
-        0, ge=0, description="Size of an FSx for Lustre file system mounted at /fsx; 0 makes none. Unit: GiB."
-    )
-
-
-class SlurmCluster(AwsCluster):
-    """Slurm: AWS ParallelCluster, AWS PCS or SageMaker HyperPod."""
-
-    kind: Literal["slurm"] = Field("slurm", description="Which kind of cluster.")
-    flavour: Literal["parallelcluster", "pcs", "hyperpod"] = Field(
-        "parallelcluster", description="Which of AWS's services runs Slurm."
-    )
-    head_instance_type: str = Field("m5.2xlarge", description="EC2 instance type of the head or login node.")
-    ssh: str = Field(
-        "",
-        pattern=r"^[\w.@:-]*$",
-        description="How ssh reaches the head or login node: a host, or an alias of ~/.ssh/config; empty finds "
-        "ParallelCluster's head node by itself.",
-        examples=["castra-login"],
-    )
-    python: str = Field(
-        "python3",
-        description="The Python with torch and transformers on the nodes.",
-        examples=["/fsx/venv/bin/python"],
-    )
-    containers: bool = Field(False, description="Install enroot and pyxis and run the jobs in image.container.")
-
-
-class BatchCluster(AwsCluster):
-    """AWS Batch multi-node parallel jobs."""
-
-    kind: Literal["batch"] = Field("batch", description="Which kind of cluster.")
-
-
-class EksCluster(AwsCluster):
-    """Kubernetes: Amazon EKS, with node groups of its own or on SageMaker HyperPod."""
-
-    kind: Literal["eks"] = Field("eks", description="Which kind of cluster.")
-    flavour: Literal["nodegroup", "hyperpod"] = Field("nodegroup", description="Who brings the nodes.")
-    kubernetes_version: str = Field(
-        "1.35",
-        pattern=r"^1\.\d{2}$",
-        description="Version of the control plane: two numbers, such as 1.35.",
-        examples=["1.34"],
-    )
-    workload: Literal["job", "jobset"] = Field(
-        "job",
-        description="job: an indexed Job, as every cluster has it; jobset: a JobSet, restarted as a gang in place.",
-    )
-    queue: str = Field("", description="Name of a Kueue LocalQueue that admits the jobs; empty uses none.")
-
-
-class SageMakerCluster(AwsCluster):
-    """SageMaker training jobs."""
-
-    kind: Literal["sagemaker"] = Field("sagemaker", description="Which kind of cluster.")
-    warm_pool_minutes: int = Field(
-        0, ge=0, le=60, description="Keep the instances this long for the next job, at their price. Unit: minutes."
-    )
-    volume_gib: PositiveInt = Field(500, description="Disk of each instance. Unit: GiB.")
-
-
-Cluster = Annotated[
-    LocalCluster | SlurmCluster | BatchCluster | EksCluster | SageMakerCluster, Field(discriminator="kind")
-]
-
-
 class Parallel(Part):
     """How the model and its states are spread over the ranks."""
 
@@ -253,9 +140,47 @@ class Parallel(Part):
         "auto",
         description="auto takes the planner's choice; ddp, fsdp2 (torch), zero1/zero2/zero3 (DeepSpeed).",
     )
-    micro_batch_size: PositiveInt | Literal["auto"] = Field(
+    micro_batch_size: Size = Field(
         "auto", description="Sequences per rank and forward pass; auto takes the largest that fits.", examples=[4]
     )
+    software: Literal["castra", "megatron"] = Field(
+        "castra",
+        description="Which training program is planned for: Castra's own, or Megatron-LM, which is planned and not yet "
+        "run; a size above 1 below, or recompute, means megatron where nothing else is said.",
+    )
+    tp: Size = Field("auto", description="Tensor parallel ranks: each layer is cut up among them.", examples=[8])
+    pp: Size = Field("auto", description="Pipeline stages, each with a part of the layers.", examples=[4])
+    vpp: Size = Field("auto", description="Parts of the model that each pipeline stage holds (interleaved).")
+    cp: Size = Field("auto", description="Context parallel ranks: each sequence is cut up among them.")
+    ep: Size = Field("auto", description="Expert parallel ranks: the experts of each layer lie on so many.")
+    recompute: Literal["auto", "none", "selective", "full"] = Field(
+        "auto",
+        description="What Megatron's backward pass does again: nothing, the attention, or whole layers; Castra's own "
+        "program has train.activation_checkpointing.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_its_software(cls, value: Any) -> Any:
+        """What only Megatron can do means Megatron."""
+        if isinstance(value, dict) and "software" not in value and any(_is_megatrons(item) for item in value.items()):
+            return value | {"software": "megatron"}
+        return value
+
+    @model_validator(mode="after")
+    def _software_can(self) -> Self:
+        if self.software == "megatron":
+            return self
+        beyond = [f"{name}: {value}" for name, value in self if _is_megatrons((name, value))]
+        return agreed(self, [f"{', '.join(beyond)} is Megatron's: write software: megatron"] if beyond else [])
+
+
+def _is_megatrons(field: tuple[str, Any]) -> bool:
+    """Whether a field of `parallel`, with its value, asks for more than Castra's own trainer can."""
+    name, value = field
+    if name == "recompute":
+        return bool(value != "auto")
+    return name in {"tp", "pp", "vpp", "cp", "ep"} and str(value) not in {"auto", "1"}
 
 
 class Train(Part):
@@ -270,7 +195,11 @@ class Train(Part):
     beta1: Fraction = Field(0.9, description="AdamW first moment decay.")
     beta2: Fraction = Field(0.95, description="AdamW second moment decay.")
     grad_clip: PositiveFloat = Field(1.0, description="Gradients are scaled down to this global norm.")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="Arithmetic of the forward and backward pass.")
+    precision: Literal["fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"] = Field(
+        "fp32",
+        description="Arithmetic of the forward and backward pass; Castra's own program runs fp32 and bf16, the others "
+        "are planned.",
+    )
     activation_checkpointing: bool = Field(
         False, description="Recompute activations in the backward pass: about a third more work, far less memory."
     )
@@ -291,7 +220,7 @@ class Train(Part):
             wrong.append(f"warmup_steps ({self.warmup_steps}) must be below steps ({self.steps})")
         if self.rehearse_failure_at is not None and self.rehearse_failure_at >= self.steps:
             wrong.append(f"rehearse_failure_at ({self.rehearse_failure_at}) must be below steps ({self.steps})")
-        return _agreed(self, wrong)
+        return agreed(self, wrong)
 
 
 class Score(Part):

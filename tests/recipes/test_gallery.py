@@ -7,9 +7,10 @@ import pytest
 import yaml
 
 from recipes import Recipe, schema
+from recipes.cluster import AwsCluster
 from recipes.fields import fields, find
 from recipes.load import load
-from recipes.spec import AwsCluster, Strategy
+from recipes.spec import Strategy
 
 GALLERY = Path(__file__).parents[2] / "recipes"
 FILES = sorted(GALLERY.glob("*.yaml"))

@@ -6,7 +6,7 @@ import pytest
 
 from recipes import Recipe
 from recipes.fields import EXECUTION, Field, choices, fields
-from recipes.identity import STEPS, identity
+from recipes.identity import LATER, STEPS, identity
 from recipes.load import load
 from store.manifest import fingerprint
 
@@ -20,12 +20,15 @@ INPUTS = {
 }
 
 
+MIXTURE = {"experts": 8, "topk": 2, "expert_ffn": 64, "shared_experts": 1, "head_dim": 32, "dense_layers": 1}
+
+
 def base(kind: str) -> dict[str, Any]:
     """A recipe of which every field can be changed alone."""
     return {
-        "model": {"kv_heads": 1},
+        "model": {"kv_heads": 1} | MIXTURE,
         "cluster": {"kind": kind},
-        "parallel": {"strategy": "fsdp2", "micro_batch_size": 4},
+        "parallel": {"strategy": "fsdp2", "micro_batch_size": 4} | dict.fromkeys(("tp", "pp", "vpp", "cp", "ep"), 1),
         "train": {"rehearse_failure_at": 100},
     }
 
@@ -153,6 +156,14 @@ def test_what_is_missing_or_unknown_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=says):
         identity(load(base("local")), step, inputs, **facts)
+
+
+def test_what_came_later_moves_no_result_that_was_made_before() -> None:
+    """The fingerprints are those of the commit before the fields of LATER were there."""
+    recipe = load(base("local") | {"model": {"kv_heads": 1}})
+    told = identity(recipe, "train", {"dataset": "a"}, world_size=2)
+    assert not LATER.keys() & told["recipe"].keys()
+    assert fingerprint(told) == "58b1b16b2f8f"
 
 
 def test_an_unresolved_recipe_has_no_training_identity() -> None:

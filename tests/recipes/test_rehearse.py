@@ -5,9 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipes import Recipe
+from recipes.cluster import LocalCluster
 from recipes.load import load
+from recipes.planned import LLAMA, only_planned
 from recipes.rehearse import MAX_PARAMETERS, MAX_RANKS, parameters, rehearse, work
-from recipes.spec import LocalCluster, Model
+from recipes.spec import Model, Parallel
 
 GALLERY = Path(__file__).parents[2] / "recipes"
 BIG = ["llama3-8b-p4de", "llama3-8b-p5", "llama3-70b-p5"]
@@ -103,6 +105,24 @@ def test_what_is_paid_for_is_left_out_and_what_is_rehearsed_is_kept(name: str) -
 def test_the_miniature_is_small_already() -> None:
     for recipe in (Recipe(), load(GALLERY / "rehearsal.yaml")):
         assert rehearse(recipe) == (recipe, [])
+
+
+def test_what_is_only_planned_yet_is_rehearsed_with_what_is_run() -> None:
+    mixture = {"experts": 8, "topk": 2, "expert_ffn": 4096, "head_dim": 256, "gated": False}
+    asked = {
+        "model": mixture,
+        "parallel": {"tp": 8, "pp": 2},
+        "train": {"precision": "fp8"},
+        "cluster": {"kind": "eks"},
+    }
+    assert {"parallel.tp 8", "model.experts 8", "model.gated false", "train.precision fp8"} <= {
+        *only_planned(load(asked))
+    }
+    small, notes = rehearse(load(asked))
+    assert not only_planned(small)
+    assert (small.parallel, small.train.precision) == (Parallel(), "bf16")
+    assert small.model == small.model.model_copy(update=LLAMA)
+    assert any("in place of what is only planned yet" in note for note in notes)
 
 
 def test_a_source_that_is_here_is_used_in_part(tmp_path: Path) -> None:

@@ -1,0 +1,32 @@
+"""What a recipe asks for that is planned, and that Castra's own training program does not run yet."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from recipes.spec import Model, Recipe
+
+LLAMA: Final[dict[str, Any]] = {
+    name: Model.model_fields[name].default
+    for name in ("head_dim", "gated", "mla", "experts", "topk", "expert_ffn", "shared_experts", "dense_layers")
+}
+"""The network that the program trains: Llama's, dense."""
+ARITHMETIC: Final = ("fp32", "bf16")
+SIZES: Final = ("tp", "pp", "vpp", "cp", "ep")
+
+
+def only_planned(recipe: Recipe) -> list[str]:
+    """The fields of a recipe, with their values, that nothing here can run yet; none where all of it can be run."""
+    return list(_found(recipe))
+
+
+def _found(recipe: Recipe) -> Iterator[str]:
+    if recipe.parallel.software != "castra":
+        yield f"parallel.software {recipe.parallel.software}"
+        yield from (
+            f"parallel.{name} {size}" for name in SIZES if (size := getattr(recipe.parallel, name)) not in ("auto", 1)
+        )
+    for name, default in LLAMA.items():
+        if (value := getattr(recipe.model, name)) != default:
+            yield f"model.{name} {str(value).lower()}"
+    if recipe.train.precision not in ARITHMETIC:
+        yield f"train.precision {recipe.train.precision}"
