@@ -12,8 +12,8 @@ from pathlib import Path
 
 from prefect import flow, task
 
-from flows._command import read
 from flows._house import alone
+from flows._input import read
 from flows._server import prefect_server
 from flows.export import export
 from flows.preprocess import preprocess
@@ -22,7 +22,7 @@ from flows.serve import serve
 from flows.train import train
 from recipes import Recipe
 from tasks.lineage import STEPS, trace
-from tasks.report import CONSOLE
+from tasks.phrases import CONSOLE
 
 ROUNDS = 5
 TASKS = 50

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from recipes.spec import AwsCluster
+from recipes.cluster import AwsCluster
 
 Market = Literal["on-demand", "spot", "block", "reservation", "plan"]
 

@@ -65,13 +65,6 @@ class Instance:
     unsettled: tuple[str, ...]
     """Fields whose sources disagree, or that only one source states."""
 
-    @property
-    def achievable(self) -> float | None:
-        """Share of the bf16 peak that a large matrix product really reaches."""
-        if self.bf16_tflops is None or self.achievable_bf16_tflops is None:
-            return None
-        return self.achievable_bf16_tflops / self.bf16_tflops
-
 
 @cache
 def load() -> dict[str, Instance]:

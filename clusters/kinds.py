@@ -10,7 +10,7 @@ from clusters.aws import Site
 from clusters.base import Address, Cluster, ClusterError
 from clusters.local import LocalCluster
 from recipes import Recipe
-from recipes.spec import AwsCluster, SlurmCluster
+from recipes.cluster import AwsCluster, SlurmCluster
 from store import Store
 
 ADAPTERS = {

@@ -24,7 +24,8 @@ from clusters.capacity import Rung
 from clusters.stacks.camp import subnet
 from clusters.stacks.nodes import close_together
 from clusters.stacks.parts import LOG_DAYS
-from recipes.spec import Recipe, SlurmCluster
+from recipes.cluster import SlurmCluster
+from recipes.spec import Recipe
 from store.objects import in_s3
 
 Part = dict[str, Any]

@@ -12,7 +12,8 @@ from clusters.capacity import ladder
 from clusters.rights import ALWAYS, CALLS, TAGGED, TYPES, Grant
 from clusters.stacks import architecture
 from clusters.stacks.parts import store_rights
-from recipes.spec import AwsCluster, EksCluster, Recipe, SlurmCluster
+from recipes.cluster import AwsCluster, EksCluster, SlurmCluster
+from recipes.spec import Recipe
 
 LINKED = {
     "AWS::Batch::ComputeEnvironment": ("batch", "ecs", "autoscaling", "spot"),

@@ -10,7 +10,8 @@ from clusters.aws import Site
 from clusters.base import NoCapacity, Refused
 from clusters.capacity import Rung, ladder
 from clusters.validators import check as check_offline
-from recipes.spec import AwsCluster, EksCluster, Recipe, SageMakerCluster, SlurmCluster
+from recipes.cluster import AwsCluster, EksCluster, SageMakerCluster, SlurmCluster
+from recipes.spec import Recipe
 
 QUOTAS = {
     ("on-demand", "p"): "L-417A185B",

@@ -24,8 +24,8 @@ from clusters.kinds import address, attach, restarts
 from clusters.stacks import architecture
 from clusters.stacks import store as storage
 from recipes import Recipe
+from recipes.cluster import AwsCluster, BatchCluster, LocalCluster, SlurmCluster
 from recipes.convert import on
-from recipes.spec import AwsCluster, BatchCluster, LocalCluster, SlurmCluster
 from store import Store
 from store.objects import in_s3
 

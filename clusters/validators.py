@@ -13,7 +13,8 @@ from clusters.catalog import Instance
 from clusters.stacks import hyperpod, pcs
 from clusters.stacks.camp import LETTERS
 from clusters.stacks.nodes import is_neuron
-from recipes.spec import AwsCluster, BatchCluster, EksCluster, Recipe, SageMakerCluster, SlurmCluster
+from recipes.cluster import AwsCluster, BatchCluster, EksCluster, SageMakerCluster, SlurmCluster
+from recipes.spec import Recipe
 
 WITHOUT_EFA = 8
 """Nodes of a type without EFA at most: their gradients go over TCP at 10 to 20 Gbit/s, shared with everybody, and on

@@ -22,10 +22,11 @@ from clusters import keeper
 from clusters.base import Refused
 from deployments import automations
 from emulator import aws as emulated
-from flows._command import sentences
+from flows._house import MISTAKES
+from flows._input import sentences
 from flows._server import answers, embedded
 from store.objects import state_folder
-from tasks.report import CONSOLE
+from tasks.phrases import CONSOLE
 
 PROJECT = Path(__file__).parents[1]
 POOL = "castra"
@@ -33,7 +34,7 @@ POOL = "castra"
 
 def main(port: int = 4200) -> None:
     """Run until Ctrl-C. Exit code 2 with one sentence if the port is taken."""
-    with sentences(), contextlib.ExitStack() as up:
+    with sentences(MISTAKES), contextlib.ExitStack() as up:
         if answers(f"http://127.0.0.1:{port}/api"):
             raise Refused(f"a Prefect server is up at http://127.0.0.1:{port} already: use it, or stop it first")
         url = up.enter_context(embedded(port, CONSOLE))

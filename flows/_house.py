@@ -12,11 +12,10 @@ from prefect.exceptions import FailedRun
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.states import Completed, Failed
 
-import planner
-from clusters.base import ClusterError, Refused
+from clusters.base import Refused
+from flows import _input
 from recipes import Recipe
-from recipes.load import RecipeError
-from store import StoreError, open_store
+from store import open_store
 from store.lease import lease
 from tasks import ground, report
 from tasks.check import NotAdmitted
@@ -24,16 +23,7 @@ from tasks.lineage import NotDone
 from tasks.model import GateClosed
 from tasks.policy import Interrupted
 
-MISTAKES = (
-    ClusterError,
-    GateClosed,
-    Interrupted,
-    NotAdmitted,
-    NotDone,
-    RecipeError,
-    StoreError,
-    planner.PlanError,
-)
+MISTAKES: tuple[type[Exception], ...] = (*_input.MISTAKES, GateClosed, Interrupted, NotAdmitted, NotDone)
 """Failures whose text is a sentence for the user; everything else is a defect of ours and keeps its traceback."""
 
 MOST_RESUMES = 6

@@ -5,8 +5,9 @@ python -m flows.reap .castra/store
 
 import sys
 
-from flows._command import EMULATED, REAL, Real, execute, launch, sentences
-from flows._house import verb
+from flows._command import EMULATED, REAL, execute
+from flows._house import MISTAKES, verb
+from flows._input import Real, launch, sentences
 from tasks import stack
 
 
@@ -19,7 +20,7 @@ def reap(store: str = ".castra/store") -> str:
 
 def main(store: str = ".castra/store", *, real: Real = False) -> None:
     """Take down whatever has outlived its time in a store."""
-    with sentences():
+    with sentences(MISTAKES):
         needed = stack.any_expired(store)
         sys.exit(execute(reap, {"store": store}, sky=REAL if real else EMULATED if needed else None))
 

@@ -11,7 +11,7 @@ from prefect.input import RunInput
 import planner
 from clusters.base import Refused
 from recipes import Recipe
-from recipes.spec import LocalCluster
+from recipes.cluster import LocalCluster
 from store import open_store
 from tasks import plan as planning
 from tasks import report

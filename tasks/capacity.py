@@ -9,7 +9,7 @@ from clusters import aws, preflight
 from clusters.base import NoCapacity
 from clusters.capacity import Rung, ladder
 from recipes import Recipe
-from recipes.spec import LocalCluster
+from recipes.cluster import LocalCluster
 from tasks import ground, report
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from prefect.runtime import flow_run
 from clusters import aws
 from recipes import Recipe
 from store.objects import state_folder
-from tasks import report, stack
+from tasks import phrases, report, stack
 from tasks.ground import place_of
 from tasks.job import Work, run
 from tasks.lineage import Lineage
@@ -91,4 +91,4 @@ def _show(found: dict[str, Any]) -> None:
     points = [(float(row["bytes"]), float(row["busbw_gbps"])) for row in found["rows"]]
     picture = pictures.curve("all-reduce bus bandwidth", "bytes", "GB/s", points)
     told = f"{found['ranks']} ranks on {found['nodes']} nodes, {found['backend']}, sums correct: {found['correct']}"
-    report.page("network-proof", f"{picture}\n\n{told}\n\n{report.grid(found['rows'])}", "All-reduce over all ranks")
+    report.page("network-proof", f"{picture}\n\n{told}\n\n{phrases.grid(found['rows'])}", "All-reduce over all ranks")

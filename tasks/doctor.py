@@ -13,10 +13,10 @@ from clusters.base import ClusterError
 from clusters.eks import EksCluster as EksAdapter
 from clusters.preflight import Finding
 from recipes import Recipe
-from recipes.spec import EksCluster, LocalCluster, SlurmCluster
+from recipes.cluster import EksCluster, LocalCluster, SlurmCluster
 from store import StoreError, open_store
 from store.objects import state_folder
-from tasks import capacity, ground, report, stack
+from tasks import capacity, ground, phrases, report, stack
 
 ROOM_GB = 5.0
 """What an environment, a miniature's results and a few checkpoints take. Unit: GB (10^9 bytes)."""
@@ -29,7 +29,7 @@ def look(recipe: Recipe) -> list[Finding]:
     for finding in found:
         mark = "[green]✓[/]" if finding.ok else "[bold red]✗[/]"
         fix = "" if finding.ok else f"\n    To fix: {escape(finding.fix)}"
-        report.CONSOLE.print(f"{mark} {escape(finding.what)}: {escape(finding.detail)}{fix}", soft_wrap=True)
+        phrases.CONSOLE.print(f"{mark} {escape(finding.what)}: {escape(finding.detail)}{fix}", soft_wrap=True)
     return found
 
 

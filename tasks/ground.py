@@ -20,8 +20,8 @@ from clusters.kinds import attach
 from clusters.local import LocalCluster as LocalAdapter
 from clusters.watcher import CALLS_PER_S, Watcher
 from recipes import Recipe
-from recipes import spec as specification
-from recipes.spec import LocalCluster
+from recipes import cluster as specification
+from recipes.cluster import LocalCluster
 from store import Store, open_store
 from store.objects import state_folder
 

@@ -7,17 +7,18 @@ it is made from. So a run begins by looking, and does only what is missing.
 import functools
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from clusters.base import Refused
+from planner.arguments import settled
 from recipes import Recipe
 from recipes.identity import identity
-from recipes.spec import Data
+from recipes.spec import Data, Parallel
 from store import Store, open_store
 from store.manifest import Manifest, Place, fingerprint, read_manifest
-from tasks.machines import plan_of
+from tasks.machines import check_launchable, plan_of
 from training.data.sources import SourceError, documents, inventory
 
 STEPS = ("preprocess", "train", "score", "export", "serve")
@@ -52,6 +53,8 @@ class Lineage:
     identities: Mapping[str, Mapping[str, Any]]
     places: Mapping[str, Place]
     ancestor: Ancestor | None = None
+    asked: Parallel = field(default_factory=Parallel)
+    """The layout as the recipe told it, before the planner chose."""
 
     def inputs(self, step: str) -> dict[str, Place]:
         """The places that a step reads."""
@@ -96,20 +99,15 @@ def trace(recipe: Recipe, ancestor: Ancestor | None = None) -> Lineage:
     Raises `Refused` if it cannot run as asked, `StoreError` if the store cannot be used, planner errors if it does not
     fit: each one sentence.
     """
+    check_launchable(recipe)
     store = open_store(recipe.store)
     chosen = plan_of(recipe).best.layout
-    resolved = recipe.model_copy(
-        update={
-            "parallel": recipe.parallel.model_copy(
-                update={"strategy": chosen.strategy, "micro_batch_size": chosen.micro_batch_size}
-            )
-        }
-    )
+    resolved = recipe.model_copy(update={"parallel": recipe.parallel.model_copy(update=settled(chosen))})
     facts: dict[str, dict[str, Any]] = {
         "preprocess": _source(recipe.data, inherits=ancestor is not None),
         "train": {"world_size": chosen.world_size},
     }
-    return _named(Lineage(resolved, store, {}, {}, ancestor), STEPS, facts)
+    return _named(Lineage(resolved, store, {}, {}, ancestor, recipe.parallel), STEPS, facts)
 
 
 def _named(lineage: Lineage, steps: Sequence[str], facts: Mapping[str, Mapping[str, Any]]) -> Lineage:

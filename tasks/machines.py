@@ -3,11 +3,15 @@
 import contextlib
 import functools
 import os
+from dataclasses import replace
 
 import planner
 from clusters import catalog
 from clusters.base import Refused
-from recipes.spec import LocalCluster, Recipe
+from recipes.cluster import LocalCluster
+from recipes.planned import only_planned
+from recipes.spec import Recipe
+from tasks import learning
 
 MOST_EMULATED = 8
 """Ranks of an emulated cluster at most: each is a process of this machine that imports torch."""
@@ -15,8 +19,11 @@ MOST_EMULATED = 8
 
 @functools.lru_cache(maxsize=64)
 def plan_of(recipe: Recipe) -> planner.Plan:
-    """The plan of a recipe on its cluster; raises `Refused` or a `planner.PlanError`."""
-    return planner.plan(recipe, machine(recipe), recipe.cluster.nodes, processes_per_node(recipe))
+    """The plan of a recipe on its cluster, by what was learned there; raises `Refused` or a `planner.PlanError`."""
+    known, nodes = learning.lessons(recipe), recipe.cluster.nodes
+    plan = planner.plan(known.recipe, machine(recipe), nodes, processes_per_node(recipe), known.profiles)
+    advice = known.save_advice(plan.best.step_seconds, plan.best.layout.world_size)
+    return replace(plan, advice=[*plan.advice, advice]) if advice else plan
 
 
 def machine(recipe: Recipe) -> planner.Machine:
@@ -32,6 +39,15 @@ def processes_per_node(recipe: Recipe) -> int:
     if isinstance(recipe.cluster, LocalCluster):
         return recipe.cluster.processes_per_node
     return catalog.find(recipe.cluster.instance_type).accelerators
+
+
+def check_launchable(recipe: Recipe) -> None:
+    """Raise `Refused` if a recipe asks for what is planned, and not yet run by Castra's own trainer."""
+    if beyond := only_planned(recipe):
+        raise Refused(
+            f"{recipe.name} has {', '.join(beyond)}, which is planned, not yet run by Castra's own trainer: "
+            "`python -m flows.plan` shows the plan and its arguments"
+        )
 
 
 def check_emulated(recipe: Recipe) -> None:
@@ -56,9 +72,9 @@ def as_machine(instance: catalog.Instance) -> planner.Machine:
         hbm_gb_per_s=instance.hbm_gb_per_s,
         intra_gb_per_s=instance.nvlink_gb_per_s,
         inter_gbps=instance.network_gbps,
-        achievable=instance.achievable,
         price_usd_per_hour=instance.price_usd_per_hour,
         price_as_of=instance.price_as_of,
+        efa_interfaces=instance.efa_interfaces,
     )
 
 

@@ -5,8 +5,9 @@ import time
 from uuid import UUID
 
 from store.manifest import Manifest, Place
-from tasks import promotion, report
+from tasks import learning, promotion, report
 from tasks.lineage import Lineage, NotDone
+from tasks.machines import machine
 from tasks.step import Program, carry_out
 from tasks.watch import Follower, Metrics
 
@@ -64,11 +65,13 @@ def train(lineage: Lineage) -> Manifest:
     told = lineage.recipe.train
     program = Program("training.run", everywhere=True, timeout_s=int(told.timeout_hours * 3600), attempts=told.attempts)
     follower = LossCurve(lineage.recipe.model.vocab_size)
+    learning.begin(lineage)
     try:
         manifest = carry_out(lineage, "train", program, follower)
     finally:
         follower.finish()
     report.table("training", [_flat(manifest)], f"What training {manifest.key} came to")
+    learning.learn(lineage, manifest, machine(lineage.recipe))
     return manifest
 
 

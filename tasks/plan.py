@@ -1,93 +1,93 @@
-"""What a recipe will take, before anything is created: layouts, memory, time, dollars, and what was refused."""
+"""What a recipe will take, as artifacts of a run: layouts, memory, time, dollars, what was refused, arguments."""
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import planner
-from clusters.base import Refused
-from recipes.spec import LocalCluster, Recipe
-from tasks import report
-from tasks.machines import cheapest_on_aws, machine, plan_of
-
-SHOWN = 12
-"""Layouts listed; the ranking goes on below them."""
+from planner import report as told
+from recipes.cluster import LocalCluster
+from recipes.spec import Recipe
+from tasks import plan_answer, plan_picture, plan_terminal, report
+from tasks.machines import cheapest_on_aws, plan_of
+from tasks.phrases import grid
+from tasks.plan_answer import Answer
+from tasks.plan_question import Question
 
 
 def show(recipe: Recipe) -> str:
     """Show the plan in the UI and on the terminal; returns its headline. Raises `Refused` if it is over the budget."""
-    plan = plan_of(recipe)
-    report.table("plan", [_row(estimate) for estimate in plan.ranked[:SHOWN]], "Layouts that fit, best first")
-    refused = [{"layout": _layout(estimate), "why": estimate.why_not} for estimate in plan.refused]
-    report.table("refused-layouts", refused, "Layouts that do not fit")
+    answer = plan_answer.answer(recipe, Question())
+    plan, top = answer.plan, answer.question.top
+    report.table("plan", _rows(plan.ranked[:top]), "Layouts that fit, best first")
+    if plan.alternatives:
+        report.table("plan-megatron", _rows(plan.alternatives[:top]), "Megatron's, planned and not yet run here")
+    report.table("refused-layouts", _refused(plan), "Layouts that were refused")
+    report.table("machines", plan_terminal.machine_rows(answer.candidates, answer.frontier), "The same elsewhere")
     report.page("plan-summary", markdown(recipe), "The plan in short")
-    headline = _headline(recipe, plan.best)
-    for note in plan.notes:
+    for note in plan_answer.notes(answer):
         report.say(f"plan: {note}")
-    _check_budget(recipe)
-    return headline
+    plan_answer.check_budget(recipe, plan)
+    return plan_terminal.headline(answer)
 
 
 def bill(recipe: Recipe) -> list[dict[str, str]]:
     """What the run costs where it runs, and what the same training would cost on AWS. Unit: US dollars."""
-    here = plan_of(recipe).best.usd
-    rows = [{"what": "on this machine" if here is None else "on AWS, planned", "usd": f"${here or 0:,.2f}"}]
-    if isinstance(recipe.cluster, LocalCluster) and (there := cheapest_on_aws(recipe)):
-        name, estimate = there
-        rows.append({"what": f"on AWS it would be about (one {name})", "usd": f"${estimate.usd:,.2f}"})
+    best = plan_of(recipe).best
+    rows = [{"what": f"on AWS, planned: {what}", "usd": f"${usd:,.2f}"} for what, usd in best.bill.items()]
+    rows += [{"what": "on AWS, planned", "usd": f"${best.usd:,.2f}"}] if best.usd is not None else []
+    if isinstance(recipe.cluster, LocalCluster):
+        rows.append({"what": "on this machine", "usd": "$0.00"})
+        if there := cheapest_on_aws(recipe):
+            name, estimate = there
+            rows.append({"what": f"on AWS it would be about (one {name})", "usd": f"${estimate.usd:,.2f}"})
     return rows
 
 
-def _check_budget(recipe: Recipe) -> None:
-    limit, cost = recipe.budget.max_usd, plan_of(recipe).best.usd
-    if limit is not None and cost is not None and cost > limit:
-        raise Refused(
-            f"the plan costs ${cost:,.0f}, budget.max_usd is ${limit:,.0f}: train fewer steps (train.steps), use a "
-            "cheaper instance type, or raise the budget"
-        )
-
-
-def _headline(recipe: Recipe, best: planner.Estimate) -> str:
-    cost = "free" if best.usd is None else f"${best.usd:,.0f}"
-    return (
-        f"{planner.parameters(recipe.model) / 1e6:,.1f} M parameters, "
-        f"{_layout(best)} on {machine(recipe).name}, "
-        f"{best.memory.total:.2f} GiB per rank, {best.step_seconds:.3g} s a step ({best.low:.3g} to {best.high:.3g}), "
-        f"{report.clock(best.total_seconds)}, {cost}"
-    )
-
-
 def markdown(recipe: Recipe) -> str:
-    """The plan in short, with its pictures and its bill."""
+    """The plan in short, with its pictures, its bill and the job's arguments."""
+    answer = plan_answer.answer(recipe, Question())
+    return "\n\n".join(part for part in _parts(answer) if part)
+
+
+def _parts(answer: Answer) -> list[str]:
     from tasks import pictures  # matplotlib costs half a second that a skipped step need not pay
 
-    plan = plan_of(recipe)
-    best = plan.best
-    memory = [(name, gib) for name, gib in _memory(best).items() if gib > 0]
-    phases = sorted(best.phases.items(), key=lambda item: -item[1])
-    notes = "".join(f"- {note}\n" for note in plan.notes)
-    return (
-        f"{_headline(recipe, best)}\n\n{pictures.bars('memory per rank', 'GiB', memory)}\n\n"
-        f"{pictures.bars('one step', 'seconds', phases)}\n\n{notes}\n{report.grid(bill(recipe))}"
-    )
+    plan, best = answer.plan, answer.plan.best
+    memory = [(name, gib) for name, gib in told.memory_json(best.memory).items() if gib > 0]
+    phases = [(row["phase"], row["seconds"]) for row in told.phase_rows(best)]
+    pareto = plan_picture.markdown(answer.candidates) if plan_picture.drawable(answer.candidates) else ""
+    return [
+        plan_terminal.headline(answer),
+        told.why(plan),
+        pictures.bars("memory per rank", "GiB", memory[-1:] + memory[:-1]),
+        pictures.bars("one step", "seconds", phases),
+        "".join(f"- {note}\n" for note in plan_answer.notes(answer)),
+        grid(bill(answer.recipe)),
+        plan_terminal.price_line(answer),
+        pareto,
+        _arguments(answer),
+    ]
 
 
-def _memory(estimate: planner.Estimate) -> dict[str, float]:
-    parts = ("total", "weights", "gradients", "optimizer", "activations", "buffers")
-    return {part: float(getattr(estimate.memory, part)) for part in parts}
+def _arguments(answer: Answer) -> str:
+    known = told.arguments_json(answer.recipe, answer.plan.best.layout, answer.nodes)
+    settled = {name: known[name] for name in ("parallel", "deepspeed") if known[name]}
+    lines = [f"The job is started with\n\n```sh\n{known['command']}\n```"]
+    lines += [f"```json\n{json.dumps(settled, indent=1)}\n```"] if settled else []
+    if other := answer.plan.elsewhere:
+        command = told.arguments_json(answer.recipe, other.layout, answer.nodes)["command"]
+        lines.append(f"Megatron's, for {other.layout} (planned, not yet run here):\n\n```sh\n{command}\n```")
+    return "\n\n".join(lines)
 
 
-def _row(estimate: planner.Estimate) -> dict[str, Any]:
-    return {
-        "layout": _layout(estimate),
-        "s/step": estimate.step_seconds,
-        "90 % interval": f"{estimate.low:.3g} to {estimate.high:.3g}",
-        "tokens/s": estimate.tokens_per_second,
-        "MFU": "" if estimate.mfu is None else f"{estimate.mfu:.1%}",
-        "GiB/rank": estimate.memory.total,
-        "time": report.clock(estimate.total_seconds),
-        "USD": "" if estimate.usd is None else f"{estimate.usd:,.0f}",
-    }
+def _rows(estimates: Sequence[planner.Estimate]) -> list[dict[str, Any]]:
+    """Layouts with what the fullest rank holds, in GiB."""
+    shown = zip(told.rows(estimates), told.memory_rows(estimates), strict=True)
+    return [row | {name: gib for name, gib in memory.items() if name in told.PARTS} for row, memory in shown]
 
 
-def _layout(estimate: planner.Estimate) -> str:
-    layout = estimate.layout
-    return f"{layout} on {layout.world_size} ranks"
+def _refused(plan: planner.Plan) -> list[dict[str, Any]]:
+    """How many each constraint refused, then some of those that were nearest to fitting."""
+    examples = ({"refused by": row["why"], "layouts": row["layout"]} for row in told.example_rows(plan))
+    return [*told.refusal_rows(plan), *examples]

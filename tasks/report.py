@@ -22,12 +22,12 @@ from prefect.artifacts import (
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.exceptions import MissingContextError, PrefectException
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from tasks.phrases import CONSOLE, cell, clock
 
 T = TypeVar("T")
 
-CONSOLE = Console(stderr=True)
 FOR_PEOPLE = {"castra": True}
 """Marks the log records that a terminal shows; the rest is Prefect's own."""
 
@@ -57,7 +57,7 @@ def _logger() -> Any:
 
 def table(key: str, rows: Sequence[Mapping[str, Any]], description: str) -> None:
     """Show rows as a searchable grid. `key` is stable over runs, so that the artifact has a history."""
-    cells = [{name: _cell(value) for name, value in row.items()} for row in rows]
+    cells = [{name: cell(value) for name, value in row.items()} for row in rows]
     _at_leisure(lambda: create_table_artifact(key=key, table=cells, description=description))
 
 
@@ -119,40 +119,6 @@ def progress(key: str) -> Iterator[Bar]:
         bar = Bar(key, terminal)
         yield bar
         bar.finish()
-
-
-def clock(seconds: float) -> str:
-    """A duration as people say it: `45 s`, `3 min 20 s`, `2 h 05 min`, `4.2 days`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    if whole < 48 * 3600:
-        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-    return f"{whole / 86400:.1f} days"
-
-
-def size(count: float) -> str:
-    """A number of bytes as people say it, in decimal units."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
-
-
-def grid(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as a Markdown table."""
-    if not rows:
-        return "_none_\n"
-    names = list(rows[0])
-    lines = [names, ["---"] * len(names), *([_cell(row[name]) for name in names] for row in rows)]
-    return "".join(f"| {' | '.join(str(cell) for cell in line)} |\n" for line in lines)
-
-
-def _cell(value: Any) -> Any:
-    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def _at_leisure(call: Callable[[], T]) -> T | None:

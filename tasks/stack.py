@@ -19,10 +19,10 @@ from clusters.stacks import architecture, camp, deploy, review
 from clusters.stacks import store as storage
 from clusters.stacks.watch import Event
 from recipes import Recipe
-from recipes.spec import LocalCluster, SlurmCluster
+from recipes.cluster import LocalCluster, SlurmCluster
 from store import Store, open_store
 from store.objects import in_s3
-from tasks import capacity, ground, report
+from tasks import capacity, ground, machines, report
 from tasks.job import NO_CAPACITY
 from tasks.lineage import trace
 from tasks.policy import PATIENT
@@ -33,8 +33,6 @@ STANDS = timedelta(hours=24)
 
 def needs_aws(recipe: Recipe, verb: str) -> bool:
     """Whether a flow of this name will talk to AWS: on this machine, a life with nothing left to do does not."""
-    if verb == "plan":
-        return False
     if not isinstance(recipe.cluster, LocalCluster) or recipe.store.startswith("s3://"):
         return True
     if verb in ("provision", "retrain"):
@@ -60,6 +58,7 @@ def climb(recipe: Recipe, zones: tuple[str, ...] = ()) -> dict[str, str]:
 
 def ensure_store(recipe: Recipe) -> None:
     """Make the bucket of an s3:// store, where there is none; it is not part of any camp and never struck."""
+    machines.check_launchable(recipe)  # every flow that creates anything begins here
     if (missing := missing_bucket(recipe)) is None:
         return
     bucket, site = missing

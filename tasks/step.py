@@ -11,7 +11,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from store.manifest import Manifest, seal
-from tasks import report
+from tasks import phrases, report
 from tasks.ground import Place, place_of
 from tasks.job import Work, run
 from tasks.lineage import MADE_FROM, Lineage
@@ -106,5 +106,5 @@ def seal_result(lineage: Lineage, step: str, result: dict[str, Any], begun: date
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     sealed = seal(lineage.store, place, manifest)
-    report.relay([f"sealed {sealed.key}: {len(sealed.files)} files, {report.size(sum(sealed.files.values()))}"])
+    report.relay([f"sealed {sealed.key}: {len(sealed.files)} files, {phrases.size(sum(sealed.files.values()))}"])
     return sealed

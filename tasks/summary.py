@@ -5,7 +5,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from store.manifest import Manifest
-from tasks import report
+from tasks import phrases, report
 from tasks.lineage import STEPS, Lineage
 from tasks.plan import bill
 
@@ -32,7 +32,7 @@ def _facts(lineage: Lineage, done: dict[str, Manifest], costs: list[dict[str, st
     return {
         "data": f"{done['preprocess'].facts['train']['tokens']:,} tokens to train on",
         "training loss": f"{trained['loss_first']:.3f} → {trained['loss_last']:.3f} in {trained['steps']} steps "
-        f"({report.clock(trained['seconds'])}, {trained['tokens_per_second']:,.0f} tokens/s)",
+        f"({phrases.clock(trained['seconds'])}, {trained['tokens_per_second']:,.0f} tokens/s)",
         "bits per held-out byte": f"{scored['bits_per_byte']:.3f} ({baselines})",
         "export": folder,
         "largest logit difference": f"{exported['parity_max_abs_diff']:.1e}",
@@ -51,9 +51,9 @@ def _markdown(lineage: Lineage, facts: dict[str, str], done: dict[str, Manifest]
     scores = [(lineage.recipe.name, float(scored["bits_per_byte"])), *sorted(scored["baselines"].items())]
     spoken = "\n".join(f"```python\n{told['prompt']}{told['text']}\n```" for told in done["serve"].facts["samples"])
     places = [{"step": step, "result": manifest.key, "finished": manifest.finished} for step, manifest in done.items()]
-    where = f"store: `{lineage.store.url}`\n\n{report.grid(places)}"
+    where = f"store: `{lineage.store.url}`\n\n{phrases.grid(places)}"
     return (
-        f"# {lineage.recipe.name}\n\n{report.grid([{'': name, ' ': value} for name, value in facts.items()])}\n"
+        f"# {lineage.recipe.name}\n\n{phrases.grid([{'': name, ' ': value} for name, value in facts.items()])}\n"
         f"{pictures.bars('held-out bits per byte (lower is better)', 'bits per byte', scores)}\n\n"
         f"## What it writes\n\n{spoken}\n\n## Where everything is\n\n{where}"
     )
@@ -65,4 +65,4 @@ def _print(facts: dict[str, str]) -> None:
     grid.add_column(overflow="fold")
     for name, value in facts.items():
         grid.add_row(name, escape(value))
-    report.CONSOLE.print(Panel(grid, title="castra", title_align="left", border_style="dim", expand=False))
+    phrases.CONSOLE.print(Panel(grid, title="castra", title_align="left", border_style="dim", expand=False))

@@ -8,8 +8,8 @@ from typing import Any
 
 from clusters.base import NoCapacity, State, Status, Unreachable
 from recipes import Recipe
-from recipes.spec import LocalCluster
-from tasks import report
+from recipes.cluster import LocalCluster
+from tasks import phrases, report
 from tasks.ground import Place
 from training.job import MARK
 
@@ -126,5 +126,5 @@ class Waiting:
             report.say(f"{step}: queued, {status.reason}")
         if (waited := time.monotonic() - self._since) > self._patience_s:
             raise NoCapacity(
-                f"{step}: no instances within {report.clock(waited)} ({status.reason or 'no reason was given'})"
+                f"{step}: no instances within {phrases.clock(waited)} ({status.reason or 'no reason was given'})"
             )

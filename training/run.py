@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from training import ranks
@@ -62,7 +63,7 @@ def train(job: NodeJob, world: World) -> None:
     whole = checkpoint.collect(final, world)
     world.part()
     if world.rank == 0:
-        job.finish(_result(job, world, loop.journal.records(), start, whole))
+        job.finish(_result(job, world, loop, start, whole))
         if whole != final:
             shutil.rmtree(whole)
 
@@ -122,6 +123,8 @@ class Loop:
         self._failure = None if (job.output / REHEARSED).exists() else self._settings["rehearse_failure_at"]
         self._stop = StopSignal()
         self.journal: Journal
+        self.saves: list[float] = []
+        """How long the loop stood still for each checkpoint. Unit: seconds."""
 
     def run(self, start: int) -> None:
         """Do steps start + 1 .. steps. Raises Stopped after a stop signal, JobError when the loss is not finite."""
@@ -183,11 +186,13 @@ class Loop:
         """Save a checkpoint; `tidy` deletes old ones, which may have to wait for uploads."""
         from training import checkpoint
 
+        began = time.perf_counter()
         if self._world.rank == 0:
             self.journal.sync()
         saved = checkpoint.save(self._job.output, step, self._engine, self._identity, self._world)
         if tidy:
             checkpoint.prune(self._job.output, self._settings["keep_checkpoints"], self._world)
+        self.saves.append(time.perf_counter() - began)
         if self._world.rank == 0:
             say("checkpoint", step=step, name=saved.name)
 
@@ -311,12 +316,14 @@ def _memory_gib(world: World) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
 
-def _result(job: NodeJob, world: World, told: list[dict[str, float]], start: int, whole: Path) -> dict[str, Any]:
+def _result(job: NodeJob, world: World, loop: Loop, start: int, whole: Path) -> dict[str, Any]:
     """Sum the run up, over all its attempts; the weights are read back from the final checkpoint on the disk."""
+    import torch
+
     from training import checkpoint
     from training.model import build, weights_sha256
 
-    settings = job.spec["train"]
+    settings, told = job.spec["train"], loop.journal.records()
     model = build(job.spec["model"], job.spec["data"]["sequence_length"])
     checkpoint.load_weights(whole, model)
     tokens = settings["steps"] * settings["global_batch_size"] * job.spec["data"]["sequence_length"]
@@ -333,7 +340,11 @@ def _result(job: NodeJob, world: World, told: list[dict[str, float]], start: int
         "world_size": world.size,
         "strategy": job.spec["parallel"]["strategy"],
         "resumed_from": start or None,
+        "torch": torch.__version__,
+        "device": world.device.type,
     }
+    if loop.saves:  # none if it resumed at its very end
+        result["save_seconds"] = median(loop.saves)
     shares = [record["mfu"] for record in told if "mfu" in record]
     return result | ({"mfu": sum(shares) / len(shares)} if shares else {})
 

@@ -7,7 +7,8 @@ from clusters.capacity import Rung
 from clusters.stacks import batch, camp, eks, files, hyperpod, pcs, sagemaker
 from clusters.stacks.nodes import Place
 from clusters.stacks.parts import Part
-from recipes.spec import AwsCluster, BatchCluster, EksCluster, Recipe, SageMakerCluster, SlurmCluster
+from recipes.cluster import AwsCluster, BatchCluster, EksCluster, SageMakerCluster, SlurmCluster
+from recipes.spec import Recipe
 
 CONTROL_ZONES = 2
 """What an EKS control plane asks for. Which two must not change as long as it stands: the first by their letters."""

@@ -15,7 +15,8 @@ from clusters.stacks.parts import (
     role,
     store_rights,
 )
-from recipes.spec import BatchCluster, Recipe
+from recipes.cluster import BatchCluster
+from recipes.spec import Recipe
 
 SHORTEST_PATIENCE_S, LONGEST_PATIENCE_S = 600, 86_400
 """Batch gives up on a waiting job no sooner and no later."""

@@ -17,7 +17,8 @@ from clusters.stacks.parts import (
     role,
     store_rights,
 )
-from recipes.spec import EksCluster, Recipe
+from recipes.cluster import EksCluster
+from recipes.spec import Recipe
 
 NAMESPACE = SERVICE_ACCOUNT = "castra"
 SYSTEM_TYPE, SYSTEM_NODES = "m6i.large", 2

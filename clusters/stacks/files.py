@@ -2,7 +2,8 @@
 
 from clusters.stacks.nodes import Place
 from clusters.stacks.parts import Part, assemble, att, named, part, ref
-from recipes.spec import AwsCluster, Recipe
+from recipes.cluster import AwsCluster
+from recipes.spec import Recipe
 
 MB_PER_S_PER_TIB = 250
 """Throughput that is bought with the capacity: PERSISTENT_2 has 125, 250, 500 and 1000."""

@@ -4,7 +4,8 @@ from clusters.capacity import Rung
 from clusters.stacks.nodes import Place
 from clusters.stacks.parts import Part, allow, assemble, att, imported, part, role
 from clusters.stacks.sagemaker import rights
-from recipes.spec import EksCluster, Recipe, SlurmCluster
+from recipes.cluster import EksCluster, SlurmCluster
+from recipes.spec import Recipe
 
 LONGEST_NAME = 63
 """Characters of a cluster's name."""

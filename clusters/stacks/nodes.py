@@ -8,7 +8,7 @@ from clusters import catalog
 from clusters.capacity import Rung
 from clusters.interfaces import interfaces
 from clusters.stacks.parts import Part, imported, named, part
-from recipes.spec import AwsCluster
+from recipes.cluster import AwsCluster
 
 ROOT_GIB = 200
 """Of each node: the system, container images, logs."""

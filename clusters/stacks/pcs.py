@@ -5,7 +5,8 @@ from typing import Any
 from clusters.capacity import Rung
 from clusters.stacks import nodes
 from clusters.stacks.parts import Part, allow, assemble, att, named, part, ref, role, store_rights
-from recipes.spec import Recipe, SlurmCluster
+from recipes.cluster import SlurmCluster
+from recipes.spec import Recipe
 
 SLURM = "25.05"
 SIZES = (("SMALL", 32), ("MEDIUM", 512), ("LARGE", 2048))

@@ -9,7 +9,7 @@ from clusters.stacks import architecture, camp
 from clusters.stacks.architecture import Wanted
 from clusters.stacks.deploy import Stack
 from recipes import Recipe
-from recipes.spec import AwsCluster
+from recipes.cluster import AwsCluster
 
 CONTAINER = "123456789012.dkr.ecr.us-east-1.amazonaws.com/train:1"
 BLOCK = "block:cr-0123456789abcdef0"

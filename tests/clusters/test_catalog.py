@@ -48,8 +48,8 @@ def test_every_type_is_plausible(item: catalog.Instance) -> None:
     assert set(item.capacity) <= {"capacity-block", "on-demand", "spot"}
     assert item.price_usd_per_hour is None or 0.1 < item.price_usd_per_hour < 500
     assert re.match(r"(NVIDIA|AWS) \w", item.accelerator)
-    if item.achievable is not None:
-        assert 0.7 < item.achievable < 0.9
+    if item.achievable_bf16_tflops is not None and item.bf16_tflops is not None:
+        assert 0.7 < item.achievable_bf16_tflops / item.bf16_tflops < 0.9
     if item.bf16_tflops and item.fp32_tflops:
         assert item.fp32_tflops < item.bf16_tflops
 

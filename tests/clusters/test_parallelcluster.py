@@ -17,8 +17,8 @@ from clusters.capacity import parse
 from clusters.parallelcluster import Part
 from clusters.slurm import SlurmCluster
 from emulator import aws as emulated
+from recipes.cluster import SlurmCluster as Wanted
 from recipes.spec import Recipe
-from recipes.spec import SlurmCluster as Wanted
 from store import open_store
 from tests.clusters import slurm_yard
 from tests.clusters.yard import finished

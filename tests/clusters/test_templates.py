@@ -21,7 +21,7 @@ from clusters.capacity import ladder
 from clusters.interfaces import interfaces, problems
 from clusters.ledger import Claim, Entry
 from clusters.stacks import architecture, batch, camp, deploy, nodes, review, store
-from recipes.spec import AwsCluster
+from recipes.cluster import AwsCluster
 from store import open_store
 from tests.clusters.gallery import BLOCK, KINDS, PLAN, RESERVATION, recipe, rung, stacks
 from tests.sky import client

@@ -7,7 +7,7 @@ import pytest
 
 from clusters.base import Refused
 from recipes import Recipe
-from recipes.spec import LocalCluster
+from recipes.cluster import LocalCluster
 from tasks import lineage
 from tasks.lineage import STEPS, Ancestor, NotDone, trace
 from tasks.machines import cheapest_on_aws, machine, processes_per_node

@@ -10,7 +10,7 @@ import tasks.watch
 from clusters.base import State, Status, Unreachable
 from clusters.watcher import Watcher
 from recipes import Recipe
-from tasks import report
+from tasks import phrases, report
 from tasks.ground import Place
 from tasks.policy import Interrupted, passing
 from tasks.watch import Follower, follow
@@ -114,8 +114,8 @@ def test_only_what_passes_by_itself_is_tried_again(error: Exception, again: bool
     ("seconds", "told"), [(45, "45 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (400000, "4.6 days")]
 )
 def test_durations_read_as_people_say_them(seconds: float, told: str) -> None:
-    assert report.clock(seconds) == told
+    assert phrases.clock(seconds) == told
 
 
 def test_sizes_read_as_people_say_them() -> None:
-    assert [report.size(count) for count in (12, 3400, 5.6e9)] == ["12 B", "3.4 kB", "5.6 GB"]
+    assert [phrases.size(count) for count in (12, 3400, 5.6e9)] == ["12 B", "3.4 kB", "5.6 GB"]
