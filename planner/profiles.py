@@ -142,8 +142,8 @@ class Profiles:
     def predict(self, configs: Configs, keys: Sequence[Key]) -> Prediction:
         """Seconds of every configuration (all columns have its length), each with the profile that `keys` names.
 
-        More bandwidth is never slower, between clusters too: the prior of a cluster nobody measured is kept between
-        what slower and faster clusters of its kind reach, and no cluster is foretold slower than one with less.
+        More bandwidth is never slower, between clusters too: a cluster that nobody measured well is kept between what
+        clusters of its kind with less and with more bandwidth reach. What was measured well stands for itself.
         """
         seconds, spread = self._estimate(configs, keys)
         lowest, highest = self._between(configs, keys)
@@ -192,16 +192,16 @@ class Profiles:
     def _between(self, configs: Configs, keys: Sequence[Key]) -> tuple[Floats, Floats]:
         """Seconds that each configuration takes at least and at most, by what other clusters of its kind reach."""
         lowest, highest = np.zeros(len(keys)), np.full(len(keys), np.inf)
-        others = {other for base in {key.anywhere for key in keys} for other in self._clusters(base)}
-        for other in sorted(others):
-            rows = [at for at, key in enumerate(keys) if _rivals(key, other)]
+        kinds = {key.anywhere for key in keys}
+        for other in sorted(known for known in self.own if known.anywhere in kinds):
+            rows = [at for at, key in enumerate(keys) if _rivals(key, other) and not self._known(key)]
             if not rows:
                 continue
             gbps = np.array([keys[row].gbps for row in rows])
             told, _ = self._estimate(_with_bandwidth(take(configs, rows), other.gbps / gbps), [other] * len(rows))
-            new = np.array([keys[row] not in self.own for row in rows])
             highest[rows] = np.where(gbps > other.gbps, np.minimum(highest[rows], told), highest[rows])
-            lowest[rows] = np.where((gbps < other.gbps) & new, np.maximum(lowest[rows], told), lowest[rows])
+            if self._known(other):
+                lowest[rows] = np.where(gbps < other.gbps, np.maximum(lowest[rows], told), lowest[rows])
         return lowest, highest
 
     def _efa(self, key: Key) -> float:

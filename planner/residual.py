@@ -221,10 +221,12 @@ def _relations(a: Points, b: Points) -> dict[str, Any]:
 
     names = ("accelerator", "generation", "style", "framework", "program", "precision", "cluster")
     same = {name: pairs(name) for name in names}
-    apart = ~same["generation"] * 1.0 + ~same["style"] + ~same["precision"] * 0.7 + ~same["cluster"] * 0.5
+    kind = same["accelerator"] & same["framework"] & same["precision"]
+    # A cluster is told from others of its kind only: else a bandwidth would mean something to other programs.
+    apart = ~same["generation"] * 1.0 + ~same["style"] + ~same["precision"] * 0.7 + (kind & ~same["cluster"]) * 0.5
     apart += (same["generation"] & ~same["accelerator"]) * 0.5 + (same["style"] & ~same["framework"]) * 0.5
     tables = {
-        "key": same["accelerator"] & same["framework"] & same["precision"] & same["cluster"],
+        "key": kind & same["cluster"],
         "framework": same["program"] & same["generation"],
         "style": same["style"],
         "differences": apart,
