@@ -21,7 +21,7 @@ ATTENTION_BACKWARD: Final = 2.5 * 1.15
 """Flash attention's backward does five products for the forward's two (Dao 2023, arXiv:2307.08691), somewhat slower."""
 ATTENTION_RAMP: Final = 1024.0
 """Sequence length at which attention reaches half of its speed."""
-GEMM, ATTENTION, SMALL, ROUTING, TP, EP, CP = PARTS = (
+GEMM, ATTENTION, SMALL, ROUTING, TP, EP, CP = (
     "gemm",
     "attention",
     "elementwise",

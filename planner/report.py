@@ -7,12 +7,12 @@ from typing import Any, Final
 from planner.arguments import arguments
 from planner.estimate import Estimate, Layout, Memory, Plan
 from planner.machine import Machine
+from planner.memory import PARTS
 from planner.model import parameters
 from recipes.spec import Recipe
 
 VERSION: Final = 1
 """Of the JSON: raised when a key goes or changes its meaning."""
-PARTS: Final = ("weights", "gradients", "optimizer", "activations", "buffers", "fragmentation")
 EXAMPLES: Final = 5
 """Refused layouts that are shown."""
 

@@ -166,11 +166,6 @@ class Configs:
         """Tokens per rank and micro-batch."""
         return self.layout.mbs * self.shape.sequence / self.layout.cp
 
-    @property
-    def global_tokens(self) -> Floats:
-        """Tokens per optimizer step, of all ranks."""
-        return self.layout.mbs * self.layout.ga * self.layout.dp * self.shape.sequence
-
 
 def mapped(columns: C, change: Any) -> C:
     """The same columns, `change` done to every array of them (however deep they lie)."""

@@ -25,24 +25,6 @@ CORE_BATCH_S: Final = 1.5e-3
 """Host's part of a micro-batch, besides its layers, where the host computes too."""
 TRANSFER_S: Final = 15e-6
 """Latency of one message to the next stage."""
-PHASES: Final = (
-    "gemm",
-    "attention",
-    "elementwise",
-    "routing",
-    "tensor parallel",
-    "expert parallel",
-    "context parallel",
-    "launch",
-    "head",
-    "pipeline bubble",
-    "pipeline transfer",
-    "data parallel",
-    "optimizer",
-    "offload",
-    "other",
-)
-"""The parts of a step, in the order they are shown; they add up to it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planner.constants import BOUNDS, NAMES, start
 from planner.rows import Steps, read, steps
 from planner.schema import Configs
-from planner.speed import PHASES, phases, step_seconds
+from planner.speed import phases, step_seconds
 from tests.planner.steps_table import row
 
 SHIPPED = Path(__file__).parents[2] / "planner" / "tables" / "measured.csv"
@@ -65,9 +65,8 @@ def test_the_scale_scales(constants: Any, factor: float) -> None:
     np.testing.assert_allclose(step_seconds(published().configs, scaled), usual * factor, rtol=1e-9)
 
 
-def test_the_phases_are_those_that_are_shown() -> None:
+def test_no_phase_of_any_published_layout_is_negative() -> None:
     parts = phases(published().configs, start())
-    assert set(parts) <= set(PHASES)
     assert all(np.all(np.isfinite(part)) and np.all(part > -1e-12) for part in parts.values())
 
 
