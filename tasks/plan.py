@@ -6,6 +6,7 @@ from typing import Any
 
 import planner
 from planner import report as told
+from planner.memory import PARTS
 from recipes.cluster import LocalCluster
 from recipes.spec import Recipe
 from tasks import plan_answer, plan_picture, plan_terminal, report
@@ -84,7 +85,7 @@ def _arguments(answer: Answer) -> str:
 def _rows(estimates: Sequence[planner.Estimate]) -> list[dict[str, Any]]:
     """Layouts with what the fullest rank holds, in GiB."""
     shown = zip(told.rows(estimates), told.memory_rows(estimates), strict=True)
-    return [row | {name: gib for name, gib in memory.items() if name in told.PARTS} for row, memory in shown]
+    return [row | {name: gib for name, gib in memory.items() if name in PARTS} for row, memory in shown]
 
 
 def _refused(plan: planner.Plan) -> list[dict[str, Any]]:
