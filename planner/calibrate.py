@@ -19,11 +19,12 @@ from planner.profiles import FEWEST, NORMAL_90, WIDTHS, Known, Profiles
 from planner.residual import SCALES, Residual, points, rows_by
 from planner.rows import MEASURED, NUMBERS, WORDS, Row, Steps, steps
 from planner.schema import take
-from planner.speed import step_seconds
 
 CROWDED: Final = 0.75
 """How much less each row of a cluster says of other clusters, the more rows there are: its power of their number."""
 FOLDS: Final = 4
+FEWEST_SCORES: Final = 20
+"""Rows foretold from others, from which their errors say how wide an interval must be."""
 NEW_FOLDS: Final = 6
 """In how many parts the clusters are left out, to find how wide the interval of a new one is."""
 
@@ -53,10 +54,6 @@ def adapt(profiles: Profiles, rows: Sequence[Row]) -> Profiles:
     for kind, residual in _residuals(changed, table).items():
         kept[kind] = _joined(kept[kind], residual) if kind in kept else residual
     return replace(changed, residuals=kept)
-
-
-FEWEST_SCORES: Final = 20
-"""Rows foretold from others, from which their errors say how wide an interval must be."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,7 @@ def _configuration(row: Row) -> tuple[str, ...]:
 
 
 def _learn(table: _Table) -> Profiles:
-    memory = memory_fit.fit(table.steps, [f"{key.accelerator}|{key.framework}|{key.precision}" for key in table.keys])
+    memory = memory_fit.fit(table.steps, [key.software for key in table.keys])
     table = table.timed
     empty = Profiles({}, {}, {}, {}, dict.fromkeys(WIDTHS, NORMAL_90), memory, Links.shipped())
     kinds = np.array([key.kind for key in table.keys])
@@ -153,25 +150,13 @@ def _residuals(profiles: Profiles, table: _Table) -> dict[str, Residual]:
     kinds, result = np.array([key.kind for key in table.keys]), {}
     for kind in np.unique(kinds):
         part = table.where(kinds == kind)
-        found = np.empty(len(part.keys))
-        for key in set(part.keys):
-            mine = np.array([other == key for other in part.keys])
-            found[mine] = -log_ratios(part.steps.of(mine), profiles.baseline(key))
+        # The configuration that explains a row's time stands for it.
+        modelled = profiles.modelled(part.steps.configs, [part.keys[row] for row in part.steps.own])
+        seconds, first = part.steps.fastest(modelled)
         names = [key if key in profiles.own else key.anywhere for key in part.keys]
-        at = points(take(part.steps.configs, _stand_ins(profiles, part)), names)
-        result[str(kind)] = Residual.learn(at, found, SCALES[str(kind)])
+        at = points(take(part.steps.configs, first), names)
+        result[str(kind)] = Residual.learn(at, np.log(part.steps.seconds / seconds), SCALES[str(kind)])
     return result
-
-
-def _stand_ins(profiles: Profiles, table: _Table) -> NDArray[np.int64]:
-    """For every row the configuration that its time is explained by."""
-    chosen = np.empty(len(table.keys), dtype=np.int64)
-    for key in set(table.keys):
-        mine = np.array([other == key for other in table.keys])
-        part = table.steps.of(mine)
-        _, first = part.fastest(step_seconds(part.configs, profiles.baseline(key)))
-        chosen[mine] = np.flatnonzero(mine[table.steps.own])[first]
-    return chosen
 
 
 def _joined(old: Residual, new: Residual) -> Residual:

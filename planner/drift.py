@@ -5,12 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.constants import NAMES, Constants
-from planner.fit import LOOSE, NOISE, OUTLIER, TIGHT, bound, free
+from planner.fit import LOOSE, NOISE, TIGHT, bound, free, huber, modelled
 from planner.rows import Steps
-from planner.schema import Configs, Floats, mapped, take
+from planner.schema import Floats, take
 from planner.speed import phases, step_seconds
 
 EVERYTHING: Final = "everything"
@@ -133,10 +132,10 @@ def _suspect(steps: Steps, known: Constants, name: str) -> Suspect | None:
     spread, value = LOOSE.get(name, TIGHT), float(getattr(known, name))
     moved = np.linspace(-REACH, REACH, TRIED)
     values = np.asarray(bound(name, free(name, value) + moved * spread))
-    off = _log_ratios(steps, known, name, values)
+    off = np.log(modelled(steps, known, {name: values}) / steps.seconds)
     if np.ptp(off, axis=0).max() < NOISE / 10:
         return None
-    strain = _huber(off / NOISE).sum(axis=1) + 0.5 * moved**2
+    strain = huber(off / NOISE).sum(axis=1) + 0.5 * moved**2
     best = int(np.argmin(strain))
     if best == TRIED // 2:
         return None
@@ -144,20 +143,6 @@ def _suspect(steps: Steps, known: Constants, name: str) -> Suspect | None:
     return Suspect(
         _phase(steps, known, name, values[best]), name, value, float(values[best]), left, float(strain[best])
     )
-
-
-def _log_ratios(steps: Steps, known: Constants, name: str, values: Floats) -> NDArray[np.float64]:
-    """Logarithm of modelled over measured for every value (first axis) and row."""
-    count = len(values)
-    many: Configs = mapped(steps.configs, lambda item: np.tile(item, count) if np.ndim(item) else item)
-    constants = replace(known, **{name: np.repeat(values, len(steps.own))})
-    seconds = step_seconds(many, constants).reshape(count, -1)
-    return np.log(np.stack([steps.fastest(row)[0] for row in seconds]) / steps.seconds)
-
-
-def _huber(off: NDArray[np.float64]) -> NDArray[np.float64]:
-    size = np.abs(off)
-    return np.asarray(np.where(size < OUTLIER, 0.5 * size**2, OUTLIER * (size - 0.5 * OUTLIER)))
 
 
 def _phase(steps: Steps, known: Constants, name: str, needed: float) -> str:

@@ -1,5 +1,6 @@
 """Find the constants that explain measured steps best: bounded, robust, and drawn to what was known before."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -27,17 +28,16 @@ Vector = NDArray[np.float64]
 def fit(
     steps: Steps,
     known: Constants,
-    trust: float = 1.0,
     centred: NDArray[np.int64] | None = None,
     weights: Floats | float = 1.0,
 ) -> Constants:
-    """The constants (each without axes) that explain `steps`, drawn to `known` with strength `trust`.
+    """The constants (each without axes) that explain `steps`, drawn to `known`.
 
     `centred` numbers the rows' profiles: then only differences within a profile count, since each will have a scale of
     its own. `weights` says how much each row counts. Levenberg and Marquardt's method on log ratios, reweighted after
     Huber; the same rows give the same result.
     """
-    problem = _Problem(steps, known, trust, centred, weights)
+    problem = _Problem(steps, known, centred, weights)
     at, cost, damping = problem.start, problem.cost(problem.start), 1e-2
     for _ in range(ROUNDS):
         gradient, curvature = problem.model(at)
@@ -56,8 +56,26 @@ def fit(
 
 def log_ratios(steps: Steps, constants: Constants) -> Floats:
     """Logarithm of modelled over measured, one per row."""
-    modelled, _ = steps.fastest(step_seconds(steps.configs, constants))
-    return np.asarray(np.log(modelled / steps.seconds))
+    seconds, _ = steps.fastest(step_seconds(steps.configs, constants))
+    return np.asarray(np.log(seconds / steps.seconds))
+
+
+def modelled(steps: Steps, known: Constants, changes: Mapping[str, Floats]) -> NDArray[np.float64]:
+    """Seconds of every row (second axis) at every point (first axis), all in one pass.
+
+    `changes` has for some constants a value per point; the others are `known`, which has no axes.
+    """
+    count = len(next(iter(changes.values())))
+    many: Configs = mapped(steps.configs, lambda item: np.tile(item, count) if np.ndim(item) else item)
+    columns = {name: np.repeat(values, len(steps.own)) for name, values in changes.items()}
+    seconds = step_seconds(many, replace(known, **columns)).reshape(count, -1)
+    return np.stack([steps.fastest(row)[0] for row in seconds])
+
+
+def huber(off: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Half the squares of residuals (in spreads), growing only linearly beyond `OUTLIER`."""
+    size = np.abs(off)
+    return np.asarray(np.where(size < OUTLIER, 0.5 * size**2, OUTLIER * (size - 0.5 * OUTLIER)))
 
 
 class _Problem:
@@ -67,11 +85,10 @@ class _Problem:
         self,
         steps: Steps,
         known: Constants,
-        trust: float,
         centred: NDArray[np.int64] | None,
         weights: Floats | float,
     ) -> None:
-        self.steps, self.trust, self.weights = steps, trust, weights
+        self.steps, self.weights = steps, weights
         self.groups = centred
         self.names = [name for name in NAMES if centred is None or name != "scale"]
         self.known = known
@@ -84,12 +101,8 @@ class _Problem:
 
     def residuals(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
         """Log ratios over the noise at every point, one row each: all points are judged in one pass."""
-        count = len(points)
-        many: Configs = mapped(self.steps.configs, lambda item: np.tile(item, count) if np.ndim(item) else item)
-        columns = {name: np.repeat(bound(name, points[:, i]), len(self.steps.own)) for i, name in enumerate(self.names)}
-        seconds = step_seconds(many, replace(self.known, **columns)).reshape(count, -1)
-        fastest = np.stack([self.steps.fastest(row)[0] for row in seconds])
-        found = np.log(fastest / self.steps.seconds)
+        changes = {name: bound(name, points[:, i]) for i, name in enumerate(self.names)}
+        found = np.log(modelled(self.steps, self.known, changes) / self.steps.seconds)
         return self._centre(found) / NOISE
 
     def _centre(self, found: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -101,10 +114,9 @@ class _Problem:
 
     def cost(self, at: Vector) -> float:
         """Huber's loss of the residuals, and the distance from what was known."""
-        off = np.abs(self.residuals(at[None])[0])
-        loss = np.where(off < OUTLIER, 0.5 * off**2, OUTLIER * (off - 0.5 * OUTLIER))
+        loss = huber(self.residuals(at[None])[0])
         away = (at - self.start) / self.spread
-        return float(np.sum(self.weights * loss) + 0.5 * self.trust * away @ away)
+        return float(np.sum(self.weights * loss) + 0.5 * away @ away)
 
     def model(self, at: Vector) -> tuple[Vector, NDArray[np.float64]]:
         """Gradient and (Gauss and Newton's) curvature of the cost."""
@@ -112,7 +124,7 @@ class _Problem:
         found = self.residuals(np.vstack([at, at + width * np.eye(len(at))]))
         here, slopes = found[0], (found[1:] - found[0]).T / width
         weight = self.weights * np.minimum(1.0, OUTLIER / np.maximum(np.abs(here), 1e-9))
-        prior = self.trust / self.spread**2
+        prior = 1 / self.spread**2
         gradient = slopes.T @ (weight * here) + prior * (at - self.start)
         return gradient, (slopes * weight[:, None]).T @ slopes + np.diag(prior)
 

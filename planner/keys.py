@@ -59,6 +59,11 @@ class Key:
         return next((style for word, style in _STYLES if word in name), "fsdp")
 
     @property
+    def software(self) -> str:
+        """What its memory is known by: accelerator, framework and precision, whatever the cluster and the model."""
+        return f"{self.accelerator}|{self.framework}|{self.precision}"
+
+    @property
     def program(self) -> str:
         """The framework, Castra's own strategies being one."""
         return "castra" if self.framework.startswith("castra-") else self.framework

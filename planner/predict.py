@@ -24,7 +24,7 @@ def table(profiles: Profiles, path: Path, out: Path) -> int:
     steps = read(path, profiles.links)
     keys = [key_of(row) for row in steps.rows]
     told = predict(profiles, steps, keys)
-    words = [f"{key.accelerator}|{key.framework}|{key.precision}" for key in keys]
+    words = [key.software for key in keys]
     gib = profiles.memory.predict(steps.configs, [words[row] for row in steps.own])
     fits = profiles.memory.fits(steps.configs, [words[row] for row in steps.own])
     lean = leanest(steps, gib)

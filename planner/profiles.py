@@ -133,7 +133,7 @@ class Profiles:
             key=self.name(asked),
             constants=known.constants if known else replace(prior, network=prior.network * network),
             network=network,
-            memory=self.memory.at(f"{accelerator}|{framework}|{precision}"),
+            memory=self.memory.at(asked.software),
             steps=known.steps if known else 0,
             asked=asked,
             profiles=self,
@@ -159,6 +159,12 @@ class Profiles:
         """The constants that a profile's residuals are measured from: its own, with its family's scale."""
         prior, known = self._prior(key), self.own.get(key)
         return replace(known.constants, scale=prior.scale) if known else prior
+
+    def modelled(self, configs: Configs, keys: Sequence[Key]) -> Floats:
+        """Seconds of every configuration by physics alone, with the baseline of its key."""
+        each = {key: self.baseline(key) for key in set(keys)}
+        columns = {name: np.array([float(getattr(each[key], name)) for key in keys]) for name in NAMES}
+        return step_seconds(configs, Constants(**columns))
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain values."""
@@ -227,12 +233,7 @@ class Profiles:
         """Seconds, and the spread of their logarithm."""
         at = points(configs, keys)
         mean, spread = self._correction(at)
-        return step_seconds(configs, self._columns(at)) * np.exp(mean), spread
-
-    def _columns(self, at: Points) -> Constants:
-        each = [self.baseline(key) for key in at.keys]
-        columns = {name: np.array([float(getattr(one, name)) for one in each])[at.number] for name in NAMES}
-        return Constants(**columns)
+        return self.modelled(configs, keys) * np.exp(mean), spread
 
     def _correction(self, at: Points) -> tuple[Floats, Floats]:
         mean, spread = np.zeros(len(at.number)), np.full(len(at.number), 0.3)

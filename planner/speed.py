@@ -8,7 +8,7 @@ import numpy as np
 from planner.collectives import group_rate, ring
 from planner.constants import Constants
 from planner.layers import SMALL, Pass, Rates, again, dense_share, gemm, layer, on_core
-from planner.schema import OFFLOAD, Configs, Floats
+from planner.schema import OFFLOAD, RECOMPUTE, Configs, Floats
 from planner.states import end_parameters, layer_parameters, parameters_per_rank
 
 LOSS_BYTES: Final = 14.0
@@ -55,7 +55,7 @@ def layer_time(configs: Configs, constants: Constants) -> LayerTime:
     host = constants.launch_us * 1e-6
     if np.any(configs.shape.experts > 0):
         host = host + (1 - dense_share(configs)) * constants.expert_us * 1e-6
-    repeats = np.where(configs.layout.recompute == 4, 1.0, 0.0)
+    repeats = np.where(configs.layout.recompute == RECOMPUTE.index("full"), 1.0, 0.0)
     f, b = forward.total, Pass(backward.parts).total + sum(more.values(), start=np.zeros(()))
     alone = on_core(configs) > 0  # a core cannot start the next kernel while it computes
     fast_f = np.where(alone, f + host, np.maximum(f, host))

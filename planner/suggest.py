@@ -14,7 +14,7 @@ import csv
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 
 from planner.constants import NAMES, Constants
 from planner.errors import PlanError
-from planner.fit import LOOSE, NOISE, TIGHT, bound, free
+from planner.fit import LOOSE, NOISE, TIGHT, bound, free, modelled
 from planner.keys import Key, key_of
 from planner.memory import MemoryConstants, fits
 from planner.profiles import Profile, Profiles
 from planner.rows import Row, Steps, read, steps
-from planner.schema import Configs, Floats, mapped
+from planner.schema import Floats
 from planner.speed import step_seconds
 
 STEPS: Final = 20
@@ -97,12 +97,9 @@ class Beliefs:
 def sensitivities(rows: Steps, known: Constants) -> Matrix:
     """Change of the logarithm of every step time with each constant, in `fit`'s unbounded units: (rows, constants)."""
     count = len(NAMES)
-    many: Configs = mapped(rows.configs, lambda item: np.tile(item, 2 * count) if np.ndim(item) else item)
     here = np.array([free(name, float(getattr(known, name))) for name in NAMES])
     points = np.vstack([here + WIDTH * np.eye(count), here - WIDTH * np.eye(count)])
-    columns = {name: np.repeat(bound(name, points[:, at]), len(rows.own)) for at, name in enumerate(NAMES)}
-    seconds = step_seconds(many, replace(known, **columns)).reshape(2 * count, -1)
-    logs = np.log(np.stack([rows.fastest(row)[0] for row in seconds]))
+    logs = np.log(modelled(rows, known, {name: bound(name, points[:, at]) for at, name in enumerate(NAMES)}))
     return np.asarray((logs[:count] - logs[count:]).T / (2 * WIDTH), dtype=np.float64)
 
 

@@ -25,7 +25,7 @@ def show(recipe: Recipe) -> str:
         report.table("plan-megatron", _rows(plan.alternatives[:top]), "Megatron's, planned and not yet run here")
     report.table("refused-layouts", _refused(plan), "Layouts that were refused")
     report.table("machines", plan_terminal.machine_rows(answer.candidates, answer.frontier), "The same elsewhere")
-    report.page("plan-summary", markdown(recipe), "The plan in short")
+    report.page("plan-summary", _page(answer), "The plan in short")
     for note in plan_answer.notes(answer):
         report.say(f"plan: {note}")
     plan_answer.check_budget(recipe, plan)
@@ -47,7 +47,10 @@ def bill(recipe: Recipe) -> list[dict[str, str]]:
 
 def markdown(recipe: Recipe) -> str:
     """The plan in short, with its pictures, its bill and the job's arguments."""
-    answer = plan_answer.answer(recipe, Question())
+    return _page(plan_answer.answer(recipe, Question()))
+
+
+def _page(answer: Answer) -> str:
     return "\n\n".join(part for part in _parts(answer) if part)
 
 
