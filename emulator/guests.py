@@ -34,6 +34,8 @@ SWITCH = "ip link set lo up; ip link add br0 type bridge; ip link set br0 up; ec
 SHARE = "CASTRA_EMULATOR_SHARE"
 CONTROLLERS = ("freezer", "memory", "cpuacct")
 CGROUPS = Path("/sys/fs/cgroup")
+NUMBERS = itertools.count(1)
+"""Of guests, one count for all pools of a process: their cgroups have no other name."""
 END_S = 10.0
 
 
@@ -216,7 +218,6 @@ class Pool:
         self.ports = tuple(ports)
         self.guests: dict[tuple[str, str], Guest] = {}
         self._addresses: dict[tuple[str, str], str] = {}
-        self._numbers = itertools.count(1)
         self._lock = threading.RLock()
         read = sorted({str(path) for path in (sys.base_prefix, sys.prefix, ROOT)})
         # what is written comes last: it may lie in a folder that is only read
@@ -249,7 +250,7 @@ class Pool:
             if not self.namespaces:
                 self.guests[group, name] = PlainGuest(name)
                 return self.guests[group, name]
-            number = next(self._numbers)
+            number = next(NUMBERS)
             address = self._addresses.setdefault((group, name), f"10.77.{number // 250}.{number % 250 + 1}")
             guest = NamespaceGuest(name, address, group, self, f"guest{number}", [*self.binds, *_written(share)])
             self.guests[group, name] = guest

@@ -165,6 +165,14 @@ time.sleep(600)
         Pool()
         assert not list(guests.CGROUPS.glob(f"freezer/castra-{process.pid}-*"))
 
+    @pytest.mark.skipif(not guests.has_cgroups(), reason="needs cgroups of version 1")
+    def test_the_end_of_a_guest_takes_nothing_from_another_pool_of_the_process(self, pool: Pool) -> None:
+        stays, other = pool.boot("one"), Pool()
+        assert isinstance(stays, NamespaceGuest)
+        other.boot("one")
+        other.close()
+        assert Path(f"/proc/{stays.pid}/root/sys/fs/cgroup/freezer/cgroup.procs").exists()
+
     def test_its_own_files_can_be_written_from_outside(self, pool: Pool, tmp_path: Path) -> None:
         guest = pool.boot("one")
         assert isinstance(guest, NamespaceGuest)
