@@ -86,10 +86,11 @@ class Entry:
         return {"castra:owner": self.owner, "castra:run": self.run, "castra:expires": self.expires} | kept
 
 
-def intend(store: Store, claim: Claim, kind: Kind, name: str, where: Mapping[str, str]) -> Entry:
+def intend(store: Store, claim: Claim, kind: Kind, name: str, where: Mapping[str, str], token: str = "") -> Entry:
     """Record that we are about to make something; if it is open already, the entry (token, expiry) that it has.
 
-    Raises `Refused` if that one is elsewhere: two things of one name would share one entry.
+    An entry with the `token` that is given is the caller's own. Raises `Refused` if it is elsewhere: two things of one
+    name would share one entry.
     """
     fresh = Entry(
         run=claim.run,
@@ -97,7 +98,7 @@ def intend(store: Store, claim: Claim, kind: Kind, name: str, where: Mapping[str
         name=name,
         where=dict(where),
         owner=claim.owner,
-        token=secrets.token_hex(16),
+        token=token or secrets.token_hex(16),
         expires=claim.expires.astimezone(UTC).isoformat(timespec="seconds"),
         keep=claim.keep,
         since=datetime.now(UTC).isoformat(timespec="microseconds"),

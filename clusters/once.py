@@ -4,6 +4,7 @@ Most schedulers accept two jobs of one name and list a new one a moment late. So
 id looks for the job by its name until any request behind that intent must have landed, and only then takes over.
 """
 
+import secrets
 import time
 from datetime import UTC, datetime
 
@@ -24,11 +25,11 @@ def submit(store: Store, claim: Claim, cluster: Cluster, job: Job, address: Addr
 
     Raises `Unreachable` if somebody else is about to submit it, or this process was too slow to.
     """
-    before = datetime.now(UTC)
-    entry = ledger.intend(store, claim, "job", job.name, address)
+    token = secrets.token_hex(16)
+    entry = ledger.intend(store, claim, "job", job.name, address, token)
     if entry.id:
         return entry.id, entry.where
-    if datetime.fromisoformat(entry.since) < before:
+    if entry.token != token:
         if found := look(cluster, entry):
             return ledger.created(store, entry, found).id, entry.where
         entry = _take_over(store, entry)

@@ -107,6 +107,20 @@ def test_many_at_once_make_one_job(store: Store, monkeypatch: pytest.MonkeyPatch
     assert len(bureau.jobs) == 1
 
 
+def test_the_intent_of_another_is_not_taken_for_ones_own(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    bureau, real = Bureau(), ledger.intend
+
+    def late(*told: Any) -> ledger.Entry:
+        monkeypatch.setattr(ledger, "intend", real)
+        real(store, CLAIM, "job", "train-1", NEAR)  # another's, written after we had begun
+        return real(*told)
+
+    monkeypatch.setattr(ledger, "intend", late)
+    begun = time.monotonic()
+    assert submit(store, bureau) == "id-1"
+    assert time.monotonic() - begun > once.NEAR_GRACE_S, "the other's job was not waited for"
+
+
 def test_whoever_was_frozen_before_submitting_does_not_submit_any_more(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
