@@ -97,7 +97,8 @@ def throughput(folder: Path, corpus: Path, vocabulary: Path, end: str, times: in
         )
     mine, theirs = our_documents(folder / "castra"), their_documents(folder / "datatrove", folder / "castra")
     print(
-        f"ids: {len(mine & theirs)} of {len(mine)} documents have the ids datatrove gives them (special tokens apart)"
+        f"ids: {len(mine & theirs)} of {len(mine)} documents have the ids datatrove gives them "
+        "(the others spell special tokens out, or have carriage returns, which are cleaned)"
     )
 
 

@@ -109,7 +109,7 @@ class Loop:
         """Do steps start + 1 .. steps. Raises Stopped after a stop signal, JobError when too many steps are bad."""
         if self._world.rank == 0:
             self.journal = Journal(self._job.output, start)
-        self._world.barrier()
+        self._saver.prepare(self.engine.pieces())
         for step in range(start + 1, self._settings["steps"] + 1):
             self._finish(step, stop=self._step(step))
         self._saver.wait()
@@ -121,9 +121,11 @@ class Loop:
         self.best = extra.get("best", math.inf)
 
     def close(self) -> None:
-        """End the watch and the saving."""
-        self._supervisor.close()
-        self._saver.close()
+        """End the saving, and the watch, which lasts until nothing can hang any more."""
+        try:
+            self._saver.close()
+        finally:
+            self._supervisor.close()
 
     def rows(self, step: int) -> "Rows":
         """Return this rank's part of a step's batch, on its device; `step` counts from 0."""
