@@ -63,13 +63,13 @@ def test_a_deadline_nobody_meets_is_told_and_is_no_success(user_camp: Camp) -> N
         (["--deadline", "soon"], "write it as 7d, 36h, 90min or 2w"),
         (["--what-if", "nvlink"], "write it as nvlink=2x,efa=0.5x"),
         (["--max-usd", "-1"], "give an amount above 0"),
-        (["--set", "parallel.tp=3"], "64 heads do not divide by tp"),
+        (["--set", "parallel.tp=3"], "256 ranks do not divide by parallel.tp"),
         (["--set", "cluster.nodes=0"], "it must be at least 1"),
         (["--set", "cluster.instance_type=g5.xlarge", "--set", "cluster.nodes=64"], "has no EFA"),
         (["--instances", "g5.xlarge", "--nodes", "64"], "no Elastic Fabric Adapter"),
         (["--set", "budget.max_usd=10"], "budget.max_usd is $10"),
         (["--picture", "/proc/plan.svg"], "--picture /proc/plan.svg cannot be written"),
-        (["--set", "parallel.software=castra", "--set", "parallel.tp=2"], "write software: megatron"),
+        (["--set", "parallel.software=castra", "--set", "parallel.ep=2"], "write software: megatron"),
     ],
 )
 def test_nonsense_is_one_sentence(user_camp: Camp, words: list[str], says: str) -> None:
@@ -96,7 +96,7 @@ def test_a_life_can_be_planned_only(user_camp: Camp) -> None:
 
 def test_what_is_only_planned_is_not_launched(user_camp: Camp) -> None:
     path = user_camp.recipe(
-        "name: big\nparallel: {tp: 8}\ncluster: {kind: eks, nodes: 2}\nimage: {container: any}\nstore: s3://castra-big\n"
+        "name: big\nparallel: {software: megatron, tp: 8}\ncluster: {kind: eks, nodes: 2}\nimage: {container: any}\nstore: s3://castra-big\n"
     )
     for verb in ("lifecycle", "provision", "train"):
         code, told = user_camp.run(verb, path)
