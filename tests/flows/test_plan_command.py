@@ -96,7 +96,8 @@ def test_a_life_can_be_planned_only(user_camp: Camp) -> None:
 
 def test_what_is_only_planned_is_not_launched(user_camp: Camp) -> None:
     path = user_camp.recipe(
-        "name: big\nparallel: {software: megatron, tp: 8}\ncluster: {kind: eks, nodes: 2}\nimage: {container: any}\nstore: s3://castra-big\n"
+        "name: big\nparallel: {software: megatron, tp: 8}\ncluster: {kind: eks, nodes: 2}\n"
+        "image: {container: any}\nstore: s3://castra-big\n"
     )
     for verb in ("lifecycle", "provision", "train"):
         code, told = user_camp.run(verb, path)
