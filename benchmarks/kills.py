@@ -21,7 +21,8 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from tests.training.nursery import Nursery, Run, losses, result, spec, write_dataset, write_job
+from tests.training.forks import Run
+from tests.training.nursery import Nursery, losses, result, spec, write_dataset, write_job
 
 STEPS, EVERY = 400, 5
 

@@ -6,70 +6,24 @@ The forked processes are what torchrun would start: one per rank, told its place
 import json
 import os
 import socket
-import subprocess
 import sys
-import time
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
 from recipes.spec import Recipe
+from tests.training.forks import Forks, Run, serve
 from training.data.format import BEGINS, TARGET, Layout, PartWriter, part_facts, write_facts
 
-ROOT = Path(__file__).parents[2]
 LENGTH, VOCABULARY = 32, 10_000  # so large that the loss is made in slices
 
 
-@dataclass
-class Run:
-    """The ranks of one run: their process ids and what they said."""
-
-    nursery: "Nursery"
-    pids: list[int]
-    log: Path
-
-    def wait(self) -> list[int]:
-        """Return every rank's exit code (negative: the signal that killed it)."""
-        return cast("list[int]", self.nursery.ask({"wait": self.pids}))
-
-    @property
-    def told(self) -> list[dict[str, Any]]:
-        """What was said on the lines that are for the control plane."""
-        lines = self.log.read_text().splitlines()
-        return [json.loads(line.removeprefix("@castra ")) for line in lines if line.startswith("@castra ")]
-
-    def say(self, event: str) -> list[dict[str, Any]]:
-        """Return the events of one kind."""
-        return [fact for fact in self.told if fact.get("event") == event]
-
-    def reach(self, step: int) -> None:
-        """Wait until a step is done."""
-        while not any(fact.get("done", 0) >= step for fact in self.told):
-            time.sleep(0.01)
-
-
-class Nursery:
-    """The test's side of the forking process."""
+class Nursery(Forks):
+    """Training processes, as torchrun would start them."""
 
     def __init__(self) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        self._process = subprocess.Popen(
-            [sys.executable, __file__],
-            env=environment,
-            cwd=ROOT,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-
-    def ask(self, question: dict[str, Any]) -> Any:
-        """Put a question to the forking process and return its answer."""
-        question_pipe, answer_pipe = cast("IO[str]", self._process.stdin), cast("IO[str]", self._process.stdout)
-        print(json.dumps(question), file=question_pipe, flush=True)
-        return json.loads(answer_pipe.readline())
+        super().__init__(__file__)
 
     def start(self, job: Path, ranks: int = 1, program: str = "training.run") -> Run:
         """Start the ranks of a job, each a node of its own."""
@@ -86,21 +40,12 @@ class Nursery:
             }
             for rank in range(ranks)
         ]
-        log = job.parent / f"log-{time.monotonic_ns()}"
-        log.touch()
-        pids = self.ask({"program": program, "job": str(job), "places": places, "log": str(log)})
-        return Run(self, pids, log)
+        return self.fork(job.parent, places, program=program, job=str(job))
 
     def run(self, job: Path, ranks: int = 1, program: str = "training.run") -> tuple[list[int], Run]:
         """Start a job and wait for its end: exit codes and what it said."""
         run = self.start(job, ranks, program)
         return run.wait(), run
-
-    def close(self) -> None:
-        """End the forking process; what it forked dies with it."""
-        cast("IO[str]", self._process.stdin).close()
-        cast("IO[str]", self._process.stdout).close()
-        self._process.wait()
 
 
 def free_port() -> int:
@@ -176,29 +121,7 @@ def result(output: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", json.loads((output / "result.json").read_text()))
 
 
-def _serve(questions: Iterable[str]) -> None:
-    for line in questions:
-        question = json.loads(line)
-        if "wait" in question:
-            answer = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in question["wait"]]
-        else:
-            answer = [_fork(question, place) for place in question["places"]]
-        print(json.dumps(answer), flush=True)
-
-
-def _fork(question: dict[str, Any], place: dict[str, str]) -> int:
-    child = os.fork()
-    if not child:
-        _be_a_rank(question, place)
-    return child
-
-
-def _be_a_rank(question: dict[str, Any], place: dict[str, str]) -> NoReturn:
-    log = os.open(question["log"], os.O_WRONLY | os.O_APPEND)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (log, 1), (log, 2)):
-        os.dup2(source, target)
-    os.environ.update(place)
+def _be_a_rank(question: dict[str, Any]) -> NoReturn:
     sys.argv = [question["program"], question["job"]]
     from training import ranks
     from training.checks.network import prove
@@ -215,5 +138,4 @@ if __name__ == "__main__":
     import training.parallel.zero
     import training.run  # noqa: F401
 
-    _serve(sys.stdin)
-    os._exit(0)
+    serve(_be_a_rank)

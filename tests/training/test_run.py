@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.nursery import ROOT, Nursery, free_port, losses, refused, result, spec, write_dataset, write_job
+from tests.training.forks import ROOT
+from tests.training.nursery import Nursery, free_port, losses, refused, result, spec, write_dataset, write_job
 from training.model import build
 from training.ranks import use_efa
 from training.schedule import learning_rate

@@ -21,7 +21,8 @@ from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, Gemma2Config, GemmaConfig, GPT2Config, LlamaConfig
 
 from tests.clusters.yard import wait_until
-from tests.training.kitchen import Kitchen, Ranks
+from tests.training.forks import Run
+from tests.training.kitchen import Kitchen
 from training.data import tokens
 from training.data.chat import chat_of
 from training.job import NodeJob
@@ -108,11 +109,11 @@ def kitchen() -> Iterator[Kitchen]:
 
 
 @contextmanager
-def served(kitchen: Kitchen, job_file: Path, ranks: int) -> Iterator[tuple[Ranks, httpx.Client]]:
+def served(kitchen: Kitchen, job_file: Path, ranks: int) -> Iterator[tuple[Run, httpx.Client]]:
     """Start a server and a client of it."""
     running = kitchen.start(job_file, ranks)
-    wait_until(lambda: running.said("serving") or running.said("error"), 60)
-    (at,) = running.said("serving")
+    wait_until(lambda: running.say("serving") or running.say("error"), 60)
+    (at,) = running.say("serving")
     with httpx.Client(base_url=f"http://127.0.0.1:{at['port']}", timeout=60, trust_env=False) as client:
         yield running, client
 
@@ -186,9 +187,9 @@ def test_two_ranks_give_many_clients_the_answers_of_one_process(
             pieces = events(response)
         assert "".join(one["token"]["text"] for one in pieces[:-1]) == expected[PROMPTS[0]]
         assert len(pieces) > 10
-        running.send(signal.SIGTERM)
+        running.kill(signal.SIGTERM)
         assert running.wait() == [0, 0]
-        assert running.said("served") == [{"event": "served", "answers": 13}]
+        assert running.say("served") == [{"event": "served", "answers": 13}]
 
 
 def test_a_lost_rank_ends_the_server_with_a_sentence(kitchen: Kitchen, model: Path, tmp_path: Path) -> None:
@@ -201,7 +202,7 @@ def test_a_lost_rank_ends_the_server_with_a_sentence(kitchen: Kitchen, model: Pa
             rest = list(lines)
         assert json.loads(rest[-4].removeprefix("data: "))["error"].startswith("the server ended before the answer did")
         assert running.wait() == [1, -signal.SIGKILL]
-        (error,) = running.said("error")
+        (error,) = running.say("error")
         assert error["message"].startswith("rank 0 cannot go on with the other ranks (")
         assert "Traceback" not in running.log.read_text()
 
@@ -376,7 +377,7 @@ def test_a_file_of_requests_is_answered_in_order_across_a_kill(kitchen: Kitchen,
     job_file = job(tmp_path, model, prompts=prompts)
     running = kitchen.start(job_file, 1, "training.serve.batch")
     wait_until(lambda: any(path.stat().st_size for path in (tmp_path / "out").glob(".answers.*.partial")), 60)
-    running.send(signal.SIGKILL)
+    running.kill(signal.SIGKILL)
     assert running.wait() == [-signal.SIGKILL]
     (partial,) = (tmp_path / "out").glob(".answers.*.partial")
     before = partial.read_bytes()

@@ -16,7 +16,8 @@ import torch
 from torch import distributed
 from torch._C._distributed_c10d import HashStore
 
-from tests.training.crew import Crew, Ranks
+from tests.training.crew import Crew
+from tests.training.forks import Run
 from training.job import NodeJob, say
 from training.process import JobError
 from training.ranks import World
@@ -73,7 +74,7 @@ def _trouble(kind: str) -> None:
         ctypes.PyDLL(None).sleep(1000)
 
 
-def hung(ranks: Ranks, out: Path) -> dict[str, Any]:
+def hung(ranks: Run, out: Path) -> dict[str, Any]:
     """Wait for the end of a run that hangs: what was said of it, and that there are stacks."""
     (told,) = ranks.hear("hang")
     said = [json.loads(line) for line in (out / "attempts.jsonl").read_text().splitlines()]
