@@ -34,10 +34,11 @@ def rules() -> tuple[Rule, ...]:
 
 
 def facts(flavour: Flavour) -> dict[str, str]:
-    """What an image of the flavour is made of: name → version, and its system and kernel."""
-    used = versions.load()
-    found = {name: pin.version for role in flavour.roles for name, pin in used.get(role, {}).items()}
-    return found | {"os": flavour.os, "kernel": flavour.kernel}
+    """What an image of the flavour is made of: `role.name` → version; its system, its kernel, its ParallelCluster."""
+    pins = versions.used(flavour).items()
+    found = {f"{role}.{name}": pin.version for role, pins_of in pins for name, pin in pins_of.items()}
+    manager = {name.partition(":")[0]: value for name, value in flavour.tags.items() if name.endswith(":version")}
+    return found | manager | {"os": flavour.os, "kernel": flavour.kernel}
 
 
 def check(flavour: Flavour) -> None:

@@ -16,6 +16,8 @@ from ami.flavour import Flavour
 ROOT = Path(__file__).parents[1]
 TEMPLATE = Path(__file__).with_name("node.pkr.hcl")
 ANSIBLE = ROOT / "ansible"
+SHARED = ("signed_file", "signed_repository")
+"""Roles that other roles use."""
 PLAYBOOK = ANSIBLE / "playbooks" / "node.yml"
 FENCED = re.compile(
     r"^[ \t]*# >>> packer >= (\d+)\.(\d+)\n(.*?)^[ \t]*# <<< packer\n", re.DOTALL | re.MULTILINE
@@ -78,7 +80,7 @@ def digest(flavour: Flavour, told: Mapping[str, Any], base_image: str) -> str:
 
 
 def _files(flavour: Flavour) -> Iterator[Path]:
-    for role in flavour.roles:
+    for role in (*flavour.roles, *SHARED):
         place = ANSIBLE / "roles" / role
         if not place.is_dir():
             raise ImageError(f"flavour {flavour.name} uses the role {role}, which is not in {place.parent}")

@@ -13,7 +13,7 @@ read -r _ # the network is there
 # What EC2 and cloud-init would bring lies in /run, so that none of it gets onto the disk, and so into an image.
 boot() {
   systemd-nspawn --quiet --directory="$root" --boot --register=no --keep-unit --link-journal=no --console=pipe \
-    --machine="$name" --hostname="$name" --resolv-conf=off --timezone=off --capability=all \
+    --machine="$name" --hostname="$name" --resolv-conf=off --timezone=off --capability=all --drop-capability=CAP_SYS_TIME,CAP_SYS_MODULE \
     --bind-ro="$folder/units:/run/systemd/system" --bind-ro="$folder/login:/run/login" \
     --bind-ro="$folder/hosts:/etc/hosts" --bind-ro="$folder/resolv.conf:/etc/resolv.conf" \
     systemd.log_target=null </dev/null &

@@ -33,7 +33,7 @@ class Wanted:
             "image_roles": self.flavour.roles,
             "image_os": self.flavour.os,
             "image_kernel": self.flavour.kernel,
-            "versions": versions.pins(self.flavour),
+            "versions": versions.told(self.flavour),
         }
 
     @cached_property
