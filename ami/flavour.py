@@ -43,7 +43,7 @@ class Ssh(Part):
 class Flavour(Part):
     """What one kind of node is made of."""
 
-    name: str
+    name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,38}[a-z0-9]$")
     description: str
     os: OS
     kernel: str = Field(description="Kernel of the base image, as far as it is promised: 6.8.")
@@ -76,13 +76,16 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str) -> Flavour:
-    """A flavour by its name; raises `ImageError` for one that is unknown or badly written."""
-    if name not in names():
-        raise ImageError(f"there is no flavour {name!r}{did_you_mean(name, names())}: choose {', '.join(names())}")
-    path = FLAVOURS / f"{name}.yaml"
+    """A flavour by its name, or by the path of a YAML file; raises `ImageError` if it is unknown or badly written."""
+    path = Path(name) if name.endswith(".yaml") else FLAVOURS / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(names())
+        raise ImageError(f"there is no flavour {name!r}{did_you_mean(name, names())}: choose {known}, or give a file")
     try:
-        return Flavour(name=name, **yaml.safe_load(path.read_text()))
+        return Flavour(name=path.stem, **yaml.safe_load(path.read_text()))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise ImageError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
+    except (TypeError, yaml.YAMLError) as error:
+        raise ImageError(f"{path} is not a flavour: {str(error).splitlines()[0]}") from None

@@ -90,7 +90,7 @@ def images(folder: Path) -> dict[str, str]:
     try:
         told: Mapping[str, Any] = json.loads((folder / "manifest.json").read_text())
         last = [one for one in told["builds"] if one["packer_run_uuid"] == told["last_run_uuid"]][-1]
-        pairs = [pair.split(":") for pair in last["artifact_id"].split(",")]
+        pairs = [(pair.partition(":")[0], pair.partition(":")[2]) for pair in last["artifact_id"].split(",")]
     except (FileNotFoundError, LookupError, ValueError):
         raise ImageError(f"Packer ended well and named no image: look at {folder / 'log'}") from None
-    return {region: image for region, image in pairs}
+    return dict(pairs)

@@ -17,6 +17,8 @@ from typing import Any
 EVENTS = "CASTRA_EVENTS"
 SECRETS = ("AWS_", "PREFECT_", "CASTRA_", "PKR_", "PACKER_")
 """What begins with this is none of Ansible's business."""
+FOUND = "_found"
+"""How the facts end in which a role notes the versions that it found."""
 LONGEST = 4000
 """Of what a failed task said, the last so many letters are kept."""
 
@@ -24,16 +26,17 @@ LONGEST = 4000
 def event_line(event: Mapping[str, Any]) -> dict[str, Any] | None:
     """What is told of an event of ansible-runner's; None for what says nothing new."""
     kind, told = event["event"], event.get("event_data") or {}
-    result = told.get("res") if isinstance(told.get("res"), Mapping) else {}
-    line = {"event": kind, "role": told.get("role", ""), "task": told.get("task", ""), "host": told.get("host", "")}
-    if kind == "playbook_on_task_start":
+    line = {"event": kind} | {name: told.get(name) or "" for name in ("role", "task", "host")}
+    if kind in ("playbook_on_task_start", "runner_on_skipped"):
         return line
-    if kind in ("runner_on_ok", "runner_on_failed", "runner_on_unreachable"):
-        line |= {"seconds": told.get("duration", 0.0), "changed": bool(result.get("changed"))}
-        if kind != "runner_on_ok":
-            line |= {"why": _why(result), "ignored": bool(told.get("ignore_errors"))}
-        return line | ({"bill": result["bill"]} if "bill" in result else {})
-    return line if kind == "runner_on_skipped" else None
+    if kind not in ("runner_on_ok", "runner_on_failed", "runner_on_unreachable"):
+        return None
+    result: Mapping[str, Any] = told.get("res") or {}
+    line |= {"seconds": told.get("duration", 0.0), "changed": bool(result.get("changed"))}
+    if kind != "runner_on_ok":
+        return line | {"why": _why(result), "ignored": bool(told.get("ignore_errors"))}
+    found = [value for name, value in result.get("ansible_facts", {}).items() if name.endswith(FOUND)]
+    return line | ({"bill": found[0]} if found else {})
 
 
 def _why(result: Mapping[str, Any]) -> str:

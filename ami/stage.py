@@ -19,9 +19,7 @@ ANSIBLE = ROOT / "ansible"
 SHARED = ("signed_file", "signed_repository")
 """Roles that other roles use."""
 PLAYBOOK = ANSIBLE / "playbooks" / "node.yml"
-FENCED = re.compile(
-    r"^[ \t]*# >>> packer >= (\d+)\.(\d+)\n(.*?)^[ \t]*# <<< packer\n", re.DOTALL | re.MULTILINE
-)
+FENCED = re.compile(r"^[ \t]*# >>> packer >= (\d+)\.(\d+)\n(.*?)^[ \t]*# <<< packer\n", re.DOTALL | re.MULTILINE)
 LAUNCHER = """#!{python}
 import sys
 

@@ -1,4 +1,4 @@
-"""The pinned versions, `versions.yaml`: for each role what it installs or expects, where that is from, how it is proven.
+"""The pinned versions, `versions.yaml`: for each role what it installs or expects, from where, proven how.
 
 Nothing is installed on trust: a repository is signed by a key that is pinned, a file has a checksum or a signature.
 """

@@ -39,7 +39,7 @@ def intend(store: Store, site: Site, flavour: str, digest: str, minutes: int) ->
 def sweep(store: Store, tell: Callable[[str], None] = print) -> list[str]:
     """Clear up after the builds that nobody works on any more; returns what was removed."""
     removed: list[str] = []
-    for entry in abandoned(store):
+    for entry in open_builds(store):
         try:
             with lease(store, f"image-{entry.name}"):
                 found = end(entry)
@@ -51,7 +51,7 @@ def sweep(store: Store, tell: Callable[[str], None] = print) -> list[str]:
     return removed
 
 
-def abandoned(store: Store) -> list[Entry]:
+def open_builds(store: Store) -> list[Entry]:
     """The builds of ours that the ledger says may have left something, those under way among them."""
     return [one for one in ledger.open_entries(store) if one.kind == "build" and one.owner == ledger.owner()]
 

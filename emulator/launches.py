@@ -11,14 +11,16 @@ import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from pathlib import Path
 from typing import Any
 
-from emulator import debian, machines
+from emulator import debian, machines, memory
+from emulator.extension import Call, Fault, answers
 from emulator.images import DEBIAN, image_id
 from emulator.machines import Machine
 
+Hook = Callable[..., Any]
 FOLDER = "CASTRA_EMULATOR_FOLDER"
 _numbers = itertools.count(1)
 _machines: dict[str, Machine] = {}
@@ -80,7 +82,21 @@ def take_over() -> None:
     _wrap(Instance, "terminate", before=_terminate)
 
 
-def _wrap(of: Any, name: str, before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None) -> None:
+@answers("ec2", "EnableImageDeprecation")
+def enable_image_deprecation(call: Call) -> dict[str, Any]:
+    """Say when an image is old; moto's answer is not XML."""
+    from moto.ec2.models import ec2_backends
+
+    backend = ec2_backends[memory.ACCOUNT][call.region]
+    if call.told["ImageId"] not in backend.amis:
+        raise Fault("InvalidAMIID.NotFound", f"The image id '[{call.told['ImageId']}]' does not exist")
+    backend.amis[call.told["ImageId"]].deprecation_time = call.told["DeprecateAt"]
+    return {"Return": True}
+
+
+def _wrap(
+    of: Any, name: str, before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None
+) -> None:
     """Do something before a method, told its arguments, or after it, told its answer and its arguments."""
     method = getattr(of, name)
 
@@ -133,7 +149,7 @@ def _launch(reservation: Any, backend: Any, *_: Any, **__: Any) -> None:
             [],
             key.public_key.strip() if key else "",
             instance.user_data.decode() if instance.user_data else "",
-            lambda ended=instance: _ended(ended),
+            partial(_ended, instance),
         )
         threading.Thread(target=_boot, args=(machine, instance), daemon=True).start()
 
@@ -185,4 +201,3 @@ def _deregister_image(_none: Any, _backend: Any, image: str, *_: Any, **__: Any)
     for layer in gone[:-1]:  # the last is Debian's, which is everybody's
         if not any(layer in kept for kept in used):
             shutil.rmtree(layer, ignore_errors=True)
-

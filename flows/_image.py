@@ -28,7 +28,8 @@ Latest = Annotated[bool, Parameter("--publish", negative="", help="Name it in /c
 Accounts = Annotated[list[str] | None, Parameter("--share", negative="", help="An account that may use it; again.")]
 Key = Annotated[str, Parameter("--kms-key", help="What encrypts it; needed to share it.")]
 Prune = Annotated[
-    str | None, Parameter("--prune", help="keep=3 names all but the newest three and what is in use; removes with --yes.")
+    str | None,
+    Parameter("--prune", help="keep=3 names all but the newest three and what is in use; removes with --yes."),
 ]
 Yes = Annotated[bool, Parameter("--yes", negative="", help="Remove what --prune names.")]
 
@@ -68,9 +69,7 @@ def command(help_text: str | None) -> None:
     launch(run, "build_image", help_text)
 
 
-def _asked(
-    path: Path | None, flavour: str | None, regions: list[str], store: str | None
-) -> tuple[str, list[str], str]:
+def _asked(path: Path | None, flavour: str | None, regions: list[str], store: str | None) -> tuple[str, list[str], str]:
     """The flavour, the regions and the store that are meant; raises `Refused` if no flavour is."""
     default = str(state_folder() / "store")
     if flavour:
@@ -111,7 +110,5 @@ def _prune(name: str, regions: list[str], told: str, *, yes: bool) -> int:
         CONSOLE.print(f"[dim]·[/] {image.id} in {region}, baked {image.created}, {image.name}", highlight=False)
     if yes:
         image_wanted.remove(doomed)
-    print(f"{len(doomed)} images {'removed' if yes else 'would be removed: add --yes'}" if doomed else "nothing to prune")
+    print(f"{len(doomed)} images {'removed' if yes else 'would be removed; --yes does it'}")
     return 0
-
-

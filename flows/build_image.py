@@ -23,7 +23,7 @@ else:
             return image.build(recipe)
 
     @verb("bake_image", description=__doc__, run_name="bake_image-{flavour}")
-    def bake_image(  # noqa: PLR0913  what a person may want of an image
+    def bake_image(
         flavour: str,
         regions: tuple[str, ...] = (),
         store: str = ".castra/store",

@@ -13,7 +13,6 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from ami import packer, stage
-from ami.base import BuildFailed
 from clusters import builds, catalog, keeper, ledger, machine_images
 from clusters.base import ClusterError, Refused, Unreachable
 from clusters.ledger import Entry
@@ -182,9 +181,7 @@ def _run(wanted: Wanted, entry: Entry, folder: Path, program: str, story: Story)
     keeper.start(folder, [node], timeout_s=60.0 * wanted.flavour.deadline_minutes, grace_s=grace_s)
     try:
         with report.progress("image") as bar:
-            return follow(
-                folder, story, bar, lambda: machine_images.require_tokens(wanted.site, entry.token)
-            )
+            return follow(folder, story, bar, lambda: machine_images.require_tokens(wanted.site, entry.token))
     finally:
         keeper.stop(folder, wait_s=grace_s + 5)
 
@@ -233,5 +230,3 @@ def _usd(wanted: Wanted, seconds: float) -> float | None:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-

@@ -11,6 +11,7 @@ from clusters import aws, machine_images
 from clusters.aws import Site
 from clusters.base import Refused
 from clusters.machine_images import BaseImage, Image
+from recipes.spec import Recipe
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,9 @@ def wanted(name: str, regions: Sequence[str] = ()) -> Wanted:
     site = aws.here(regions[0] if regions else None)
     kind = flavour.load(name)
     if site.endpoint and not kind.emulated:
-        raise Refused(f"flavour {name} is baked from an image that AWS alone has: add --aws to bake it there, for money")
+        raise Refused(
+            f"flavour {name} is baked from an image that AWS alone has: add --aws, and bake it there for money"
+        )
     versions.check(kind)
     compatibility.check(kind)
     machine_images.check_offered(site, kind.instance_type)
@@ -75,6 +78,25 @@ def found(image: Wanted) -> dict[str, Image]:
         region: machine_images.images(site, image.flavour.name, image.digest) for region, site in image.sites.items()
     }
     return {region: row[0] for region, row in rows.items() if row}
+
+
+def settled(recipe: Recipe) -> Recipe:
+    """The recipe with the image that its flavour has in its region; raises `Refused` if that is still to be baked.
+
+    A flavour that the emulator does not have is left to AWS's own image, as is an AMI that is named.
+    """
+    image, region = recipe.image, getattr(recipe.cluster, "region", None)
+    if (
+        image.flavour == "local"
+        or image.ami
+        or (aws.here(region).endpoint and not flavour.load(image.flavour).emulated)
+    ):
+        return recipe
+    asked = wanted(image.flavour, (region,) if region else ())
+    there = found(asked)
+    if not there:
+        raise Refused(f"image {asked.name} is not baked yet: run `python -m flows.build_image` first")
+    return recipe.model_copy(update={"image": image.model_copy(update={"ami": next(iter(there.values())).id})})
 
 
 def superseded(name: str, regions: Sequence[str], keep: int) -> list[tuple[str, Image]]:
