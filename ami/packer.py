@@ -12,7 +12,6 @@ from typing import Any
 
 from ami.base import ImageError
 from ami.playbook import EVENTS
-from ami.stage import ANSIBLE
 
 TOOLS = {
     "packer": "apt-get install packer, or HashiCorp's own",
@@ -79,7 +78,7 @@ def environment(folder: Path) -> dict[str, str]:
         "CHECKPOINT_DISABLE": "1",
         "TMPDIR": str(folder / "tmp"),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
-        "ANSIBLE_CONFIG": str(ANSIBLE / "ansible.cfg"),
+        "ANSIBLE_CONFIG": str(folder / "ansible" / "ansible.cfg"),
         "ANSIBLE_HOME": str(folder / "tmp" / "ansible"),
         EVENTS: str(folder / "events.jsonl"),
     }

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -51,11 +52,12 @@ def stage(folder: Path, version: tuple[int, int], variables: Mapping[str, Any], 
     launcher.chmod(0o755)
     (folder / "playbook.json").write_text(json.dumps(told, indent=1, sort_keys=True))
     (folder / "tmp").mkdir()
+    shutil.copytree(ANSIBLE, folder / "ansible")  # who edits a role meanwhile edits the next image
     packer = folder / "packer"
     packer.mkdir()
     (packer / TEMPLATE.name).write_text(template(version))
     ways = {
-        "playbook": str(PLAYBOOK),
+        "playbook": str(folder / "ansible" / PLAYBOOK.relative_to(ANSIBLE)),
         "playbook_command": str(launcher),
         "playbook_variables": str(folder / "playbook.json"),
         "manifest": str(folder / "manifest.json"),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from emulator import debian, machines, memory
-from emulator.extension import Call, Fault, answers
+from emulator.extension import PAGES, Call, Fault, answers
 from emulator.images import DEBIAN, image_id
 from emulator.machines import Machine
 
@@ -61,6 +61,14 @@ def layers(image: str) -> list[Path]:
     if image == image_id(DEBIAN):
         return [debian.root()]
     return _layers.get(image, [])
+
+
+def disks(_: Any) -> dict[str, list[str]]:
+    """The page that tells the disks of all images, for guests of other processes."""
+    return {image: [str(layer) for layer in found] for image, found in _layers.items()}
+
+
+PAGES["/castra/disks"] = disks
 
 
 @cache
