@@ -73,13 +73,17 @@ def command(program: str, folder: Path) -> list[str]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What Packer and Ansible need beside the environment that they inherit; nothing in it is secret."""
+    """What Packer and Ansible need beside the environment that they inherit; nothing in it is secret.
+
+    `folder/tmp` leads to a folder with a short name: both put sockets there, whose paths have 107 letters at most.
+    """
+    short = (folder / "tmp").resolve()
     return {
         "CHECKPOINT_DISABLE": "1",
-        "TMPDIR": str(folder / "tmp"),
+        "TMPDIR": str(short),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         "ANSIBLE_CONFIG": str(folder / "ansible" / "ansible.cfg"),
-        "ANSIBLE_HOME": str(folder / "tmp" / "ansible"),
+        "ANSIBLE_HOME": str(short / "ansible"),
         EVENTS: str(folder / "events.jsonl"),
     }
 

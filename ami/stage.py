@@ -51,7 +51,6 @@ def stage(folder: Path, version: tuple[int, int], variables: Mapping[str, Any], 
     launcher.write_text(LAUNCHER.format(python=sys.executable, root=str(ROOT)))
     launcher.chmod(0o755)
     (folder / "playbook.json").write_text(json.dumps(told, indent=1, sort_keys=True))
-    (folder / "tmp").mkdir()
     shutil.copytree(ANSIBLE, folder / "ansible")  # who edits a role meanwhile edits the next image
     packer = folder / "packer"
     packer.mkdir()

@@ -2,7 +2,9 @@
 
 import contextlib
 import shutil
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -27,6 +29,8 @@ from tasks.image_wanted import Wanted, found
 from tasks.policy import PATIENT
 
 WAIT_S = 2.0
+LEFT_S = 60.0
+"""How old the folder of a dead build must be to be removed."""
 NEAR_GRACE_S, FAR_GRACE_S = 20.0, 900.0
 """How long Packer may take to clean up after itself: at the emulator, and on AWS."""
 
@@ -129,9 +133,23 @@ def _cleared(store: Store, entry: Entry) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(ClusterError):
+        with _undisturbed(), contextlib.suppress(ClusterError):
             builds.end(entry)
             ledger.gone(store, entry)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let nobody who is impatient interrupt the clearing up: some send their signal twice."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {sign: signal.signal(sign, signal.SIG_IGN) for sign in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for sign, handler in before.items():
+            signal.signal(sign, handler)
 
 
 @contextlib.contextmanager
@@ -140,13 +158,19 @@ def _folder() -> Iterator[Path]:
     above = state_folder() / "images"
     above.mkdir(parents=True, exist_ok=True)
     for left in above.iterdir():
-        if time.time() - left.stat().st_mtime > 60 and not keeper.alive(left):
-            shutil.rmtree(left, ignore_errors=True)
+        if time.time() - left.stat().st_mtime > LEFT_S and not keeper.alive(left):
+            _remove(left)
     folder = Path(tempfile.mkdtemp(prefix="build-", dir=above))
+    (folder / "tmp").symlink_to(tempfile.mkdtemp(prefix="castra-"))
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    for place in ((folder / "tmp").resolve(), folder):
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def _stage(wanted: Wanted, entry: Entry, folder: Path, program: str, kms_key: str) -> None:
@@ -183,7 +207,8 @@ def _run(wanted: Wanted, entry: Entry, folder: Path, program: str, story: Story)
         with report.progress("image") as bar:
             return follow(folder, story, bar, lambda: machine_images.require_tokens(wanted.site, entry.token))
     finally:
-        keeper.stop(folder, wait_s=grace_s + 5)
+        with _undisturbed():
+            keeper.stop(folder, wait_s=grace_s + 5)
 
 
 def _tags(wanted: Wanted) -> dict[str, str]:

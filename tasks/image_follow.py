@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,10 @@ class Story:
     bill: dict[str, str] = field(default_factory=dict)
     """Versions as they were found on the image."""
     errors: list[str] = field(default_factory=list)
+    last: deque[str] = field(default_factory=lambda: deque(maxlen=3))
+    """The newest lines that are nobody's."""
+    ended: str = ""
+    """What its keeper says of its end."""
 
     def take_event(self, event: dict[str, Any]) -> None:
         """Learn from a line of ami.playbook's."""
@@ -46,7 +51,10 @@ class Story:
     def take_line(self, text: str) -> None:
         """Learn from a line of Packer's."""
         told = packer.line(text)
-        if told is None or told.kind not in ("ui", "error"):
+        if told is None:
+            self.last.append(text)
+            return
+        if told.kind not in ("ui", "error"):
             return
         if found := INSTANCE.search(told.text):
             self.instance = found[1]
@@ -62,7 +70,7 @@ class Story:
                 where = f"task {event['task']!r} of role {event['role']} failed on {event['host']}"
                 said = f"image {name}: {where}: {event['why']}; fix ansible/roles/{event['role']}, then run again"
                 return BuildFailed(said, passing=bool(packer.PASSING.search(event["why"])))
-        told = "; ".join(self.errors[:2]) or "Packer did not say why"
+        told = "; ".join(self.errors[:2] or [f"Packer {self.ended}", *self.last])
         return BuildFailed(f"image {name}: {told}", passing=bool(packer.PASSING.search(told)))
 
 
@@ -100,5 +108,6 @@ def follow(folder: Path, story: Story, bar: Bar, launched: Any) -> bool:
             launched()
         bar.update(story.done, len(story.roles), f"role {story.done + 1} of {len(story.roles)}, {story.task}")
         if ended:
+            story.ended = str(ended["reason"])
             return bool(ended["state"] == "succeeded")
         time.sleep(LOOK_S)

@@ -65,8 +65,8 @@ def test_debians_packer_takes_the_template(tmp_path: Path) -> None:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    there = packer.environment(tmp_path)
     (tmp_path / "tmp").mkdir()
+    there = packer.environment(tmp_path)
     return os.environ | there | {"NO_COLOR": "1", "XDG_CACHE_HOME": str(tmp_path / "cache"), "HOME": str(tmp_path)}
 
 
