@@ -53,7 +53,7 @@ class Flavour(Part):
     root_gib: PositiveInt = Field(description="Size of the root volume. Unit: GiB.")
     deadline_minutes: PositiveInt = Field(120, description="The builder ends itself after this long.")
     roles: dict[str, Mode] = Field(description="What is not named is skipped.")
-    variables: dict[str, str | int | bool] = Field({}, description="Of the roles, beside their defaults.")
+    variables: dict[str, str | int | bool | list[str]] = Field({}, description="Of the roles, beside their defaults.")
     tags: dict[str, str] = Field({}, description="Of the image, beside ours.")
 
     @field_validator("roles")

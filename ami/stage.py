@@ -50,7 +50,7 @@ def stage(folder: Path, version: tuple[int, int], variables: Mapping[str, Any], 
     launcher = folder / "playbook"
     launcher.write_text(LAUNCHER.format(python=sys.executable, root=str(ROOT)))
     launcher.chmod(0o755)
-    (folder / "playbook.json").write_text(json.dumps(told, indent=1, sort_keys=True))
+    (folder / "playbook.json").write_text(json.dumps(told, indent=1))  # roles run in the order in which they are told
     shutil.copytree(ANSIBLE, folder / "ansible")  # who edits a role meanwhile edits the next image
     packer = folder / "packer"
     packer.mkdir()
@@ -73,7 +73,8 @@ def digest(flavour: Flavour, told: Mapping[str, Any], base_image: str) -> str:
     for path in (TEMPLATE, PLAYBOOK, *_files(flavour)):
         data = path.read_bytes()
         found.update(f"{path.relative_to(ROOT)} {os.access(path, os.X_OK)} {len(data)}\n".encode() + data)
-    rest = {"told": told, "flavour": flavour.model_dump(exclude={"description", "ssh"}), "base": base_image}
+    made_of = flavour.model_dump(mode="json", exclude={"description", "ssh"})
+    rest = {"told": told, "flavour": made_of, "order": list(flavour.roles), "base": base_image}
     found.update(json.dumps(rest, sort_keys=True).encode())
     return found.hexdigest()[:16]
 

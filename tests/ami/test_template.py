@@ -52,15 +52,20 @@ def test_tokens_are_required_and_the_root_is_encrypted() -> None:
 
 
 @needs_packer
-def test_debians_packer_takes_the_template(tmp_path: Path) -> None:
+def test_debians_packer_takes_the_template(tmp_path: Path, environment: dict[str, str]) -> None:
     program = str(shutil.which("packer"))
     told = re.findall(r'variable "(\w+)" \{\n  type\s+= (\w+)', stage.TEMPLATE.read_text())
     some: dict[str, Any] = {name: {"string": "x", "number": 22, "map": {"a": "b"}}[kind] for name, kind in told}
     stage.stage(tmp_path, stage.packer_version(program), some, {})
-    env = os.environ | packer.environment(tmp_path)
     words = [program, "validate", "-syntax-only", str(tmp_path / "packer")]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_roles_are_told_in_their_order(tmp_path: Path) -> None:
+    roles = {"packages": "install", "base": "install"}
+    stage.stage(tmp_path, (1, 6), {}, {"image_roles": roles})
+    assert list(json.loads((tmp_path / "playbook.json").read_text())["image_roles"]) == ["packages", "base"]
 
 
 @pytest.fixture
