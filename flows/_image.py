@@ -59,12 +59,14 @@ def command(help_text: str | None) -> None:
             wanted = image_wanted.wanted(name, regions)
             if not (publish or share) and _is_there(wanted):
                 sys.exit(0)
-            from flows import build_image  # Prefect's import takes longer than the look
-            from flows._command import EMULATED, REAL, execute
+            from flows._command import EMULATED, REAL, execute  # Prefect's import takes longer than the look
+            from flows.build_image import build_image
+            from recipes import Recipe
+            from tasks.image import Publication
 
-            parameters = {"flavour": name, "regions": regions, "store": place, "publish": publish}
-            more = {"share": share or [], "kms_key": kms_key}
-            sys.exit(execute(build_image.bake_image, parameters | more, sky=REAL if real else EMULATED))
+            told = {"flavour": name, "regions": regions, "recipe": Recipe(store=place)}
+            publication = Publication(publish, tuple(share or []), kms_key)
+            sys.exit(execute(build_image, {**told, "publication": publication}, sky=REAL if real else EMULATED))
 
     launch(run, "build_image", help_text)
 

@@ -17,21 +17,15 @@ else:
     from tasks.image import Publication
 
     @verb("build_image", description=__doc__)
-    def build_image(recipe: Recipe = Recipe()) -> str:
-        """Bake the image of a recipe's nodes, or say why there is nothing to bake."""
+    def build_image(
+        recipe: Recipe = Recipe(),
+        flavour: str = "",
+        regions: tuple[str, ...] = (),
+        publication: Publication = Publication(),
+    ) -> str:
+        """Bake the image of a recipe's nodes, or say why there is nothing to bake; or bake that flavour."""
+        if flavour:
+            wanted = image_wanted.wanted(flavour, regions)
+            return image.told(image.make(wanted, open_store(recipe.store), publication), wanted)
         with alone(recipe):
             return image.build(recipe)
-
-    @verb("bake_image", description=__doc__, run_name="bake_image-{flavour}")
-    def bake_image(
-        flavour: str,
-        regions: tuple[str, ...] = (),
-        store: str = ".castra/store",
-        publish: bool = False,
-        share: tuple[str, ...] = (),
-        kms_key: str = "",
-    ) -> str:
-        """Bake a flavour, wherever it shall be."""
-        wanted = image_wanted.wanted(flavour, regions)
-        made = image.make(wanted, open_store(store), Publication(publish, share, kms_key))
-        return image.told(made, wanted)
