@@ -96,7 +96,9 @@ def _point_at_aws(*, real: bool) -> None:
 def _is_there(wanted: Wanted) -> bool:
     found = image_wanted.found(wanted)
     for region, image in found.items():
-        CONSOLE.print(f"[dim]·[/] {wanted.name}: {image.id} in {region}, baked {image.created}", highlight=False)
+        CONSOLE.print(
+            f"[dim]·[/] {wanted.name}: {image.id} in {region}, baked {image.created}", highlight=False, soft_wrap=True
+        )
     if len(found) < len(wanted.regions):
         return False
     print(", ".join(image.id for image in found.values()))
@@ -109,7 +111,9 @@ def _prune(name: str, regions: list[str], told: str, *, yes: bool) -> int:
         raise Refused(f"--prune {told!r} is not understood: write --prune keep=3")
     doomed = image_wanted.superseded(name, regions, int(number))
     for region, image in doomed:
-        CONSOLE.print(f"[dim]·[/] {image.id} in {region}, baked {image.created}, {image.name}", highlight=False)
+        CONSOLE.print(
+            f"[dim]·[/] {image.id} in {region}, baked {image.created}, {image.name}", highlight=False, soft_wrap=True
+        )
     if yes:
         image_wanted.remove(doomed)
     print(f"{len(doomed)} images {'removed' if yes else 'would be removed; --yes does it'}")

@@ -98,6 +98,7 @@ def _complete(wanted: Wanted, store: Store, publication: Publication) -> None:
     builds.sweep(store, lambda line: report.relay([line]))
     there = found(wanted)
     if not there:
+        machine_images.check_offered(wanted.site, wanted.flavour.instance_type)
         bake(wanted, store, publication.kms_key)
         there = found(wanted)
     home, source = next(iter(there.items()))

@@ -67,7 +67,6 @@ def wanted(name: str, regions: Sequence[str] = ()) -> Wanted:
         )
     versions.check(kind)
     compatibility.check(kind)
-    machine_images.check_offered(site, kind.instance_type)
     base = machine_images.base_image(site, kind.base.parameter, kind.base.owner, kind.base.name)
     return Wanted(kind, base, site, (site.region, *(one for one in regions[1:] if one != site.region)))
 
