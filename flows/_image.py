@@ -10,6 +10,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from ami import packer
 from ami.base import ImageError
 from clusters.base import Refused
 from flows._input import MISTAKES, Real, launch, read, sentences
@@ -59,6 +60,7 @@ def command(help_text: str | None) -> None:
             wanted = image_wanted.wanted(name, regions)
             if not (publish or share) and _is_there(wanted):
                 sys.exit(0)
+            _check_tools(real=real)
             from flows._command import EMULATED, REAL, execute  # Prefect's import takes longer than the look
             from flows.build_image import build_image
             from recipes import Recipe
@@ -91,6 +93,18 @@ def _point_at_aws(*, real: bool) -> None:
     from emulator import standing
 
     os.environ.update(emulated.environment(standing.up(None, ()).endpoint))
+
+
+def _check_tools(*, real: bool) -> None:
+    """Raise `ImageError` or `Refused` if this machine cannot bake."""
+    packer.programs()
+    if real:
+        return
+    from emulator import machines  # see flows._command
+
+    if not machines.possible():
+        needed = "root on Linux, iproute2, slirp4netns, systemd-container and mmdebstrap"
+        raise Refused(f"without --aws an image is baked on a machine of the emulator, which needs {needed}")
 
 
 def _is_there(wanted: Wanted) -> bool:

@@ -66,7 +66,11 @@ class Node:
 
     def play(self, *roles: str, mode: str = "install") -> tuple[int, str]:
         """Run the playbook with some of the flavour's roles."""
-        told = {"image_flavour": "local", "image_roles": dict.fromkeys(roles, mode), "image_os": LOCAL.os}
+        told: dict[str, object] = {
+            "image_flavour": "local",
+            "image_roles": dict.fromkeys(roles, mode),
+            "image_os": LOCAL.os,
+        }
         told |= {"image_kernel": LOCAL.kernel, "versions": versions.told(LOCAL), **LOCAL.variables}
         (self.folder / "told.json").write_text(json.dumps(told))
         playbook = str(self.folder / "ansible" / "playbooks" / "node.yml")

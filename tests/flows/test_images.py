@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -204,11 +205,18 @@ def test_a_region_without_the_instance_type_and_a_base_that_is_not_there(camp: C
     assert "no base image is published in us-east-1" in told
 
 
-def test_without_packer_nothing_is_created(camp: Camp) -> None:
+def test_without_its_tools_nothing_is_created(camp: Camp) -> None:
     camp.env["PATH"] = str(Path(sys.executable).parent)
     code, told = camp.run("build_image", "--flavour", flavour(camp, "toolless"))
-    assert code in (1, 2)
+    assert code == 2
     assert "packer is not on PATH" in told
+    (camp.folder / "bin").mkdir()
+    for name in ("packer", "ssh"):
+        (camp.folder / "bin" / name).symlink_to(str(shutil.which(name)))
+    camp.env["PATH"] += f"{os.pathsep}{camp.folder / 'bin'}"
+    code, told = camp.run("build_image", "--flavour", camp.folder / "toolless.yaml")
+    assert code == 2
+    assert "is baked on a machine of the emulator, which needs root" in told
     assert left(camp) == []
 
 
