@@ -72,6 +72,7 @@ def test_roles_are_told_in_their_order(tmp_path: Path) -> None:
 def environment(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "tmp").mkdir()
     there = packer.environment(tmp_path)
+    there["ANSIBLE_CONFIG"] = str(stage.ANSIBLE / "ansible.cfg")
     return os.environ | there | {"NO_COLOR": "1", "XDG_CACHE_HOME": str(tmp_path / "cache"), "HOME": str(tmp_path)}
 
 
