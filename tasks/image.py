@@ -1,6 +1,7 @@
 """The machine image that nodes start from: found, or baked once by Packer, then copied and published."""
 
 import contextlib
+import os
 import shutil
 import signal
 import tempfile
@@ -29,8 +30,6 @@ from tasks.image_wanted import Wanted, found
 from tasks.policy import PATIENT
 
 WAIT_S = 2.0
-LEFT_S = 60.0
-"""How old the folder of a dead build must be to be removed."""
 NEAR_GRACE_S, FAR_GRACE_S = 20.0, 900.0
 """How long Packer may take to clean up after itself: at the emulator, and on AWS."""
 
@@ -159,9 +158,9 @@ def _folder() -> Iterator[Path]:
     above = state_folder() / "images"
     above.mkdir(parents=True, exist_ok=True)
     for left in above.iterdir():
-        if time.time() - left.stat().st_mtime > LEFT_S and not keeper.alive(left):
+        if not Path(f"/proc/{left.name.split('-')[1]}").exists() and not keeper.alive(left):
             _remove(left)
-    folder = Path(tempfile.mkdtemp(prefix="build-", dir=above))
+    folder = Path(tempfile.mkdtemp(prefix=f"build-{os.getpid()}-", dir=above))
     (folder / "tmp").symlink_to(tempfile.mkdtemp(prefix="castra-"))
     try:
         yield folder
