@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import csv
 import json
+import math
 import os
 import random
 import resource
@@ -162,21 +163,21 @@ def work(job: Path) -> None:
     os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})
     import torch
 
-    from training.model import NextTokenLoss, build
-    from training.parallel import Share, spread
+    from training.parallel import Layout, Rows, Share, spread
     from training.ranks import join
 
     spec, world = json.loads(job.read_text())["spec"], join()
-    torch.manual_seed(1)
-    share = Share.of(spec["train"]["global_batch_size"], spec["parallel"]["micro_batch_size"], world.size)
+    layout = Layout.of(spec["parallel"], world.rank, world.size)
+    batch = spec["train"]["global_batch_size"]
+    share = Share.of(batch, spec["parallel"]["micro_batch_size"], layout.data)
     length, vocabulary = spec["data"]["sequence_length"], spec["model"]["vocab_size"]
-    objective = NextTokenLoss(build(spec["model"], length))
-    engine = spread(spec["parallel"]["strategy"], objective, spec["train"], share, world)
+    engine = spread(spec, None, share, layout, world)
     tokens = torch.randint(vocabulary, (share.micro * share.accumulation, length + 1))
+    rows = Rows(tokens, None, None, batch * length)
     for _ in range(WARM):
-        engine.step(tokens, 1e-3)
+        _step(engine, rows, stop=False)
     first = _hurry()
-    took = _steps(engine, tokens, world.size)
+    took = _steps(engine, rows)
     if world.rank == 0:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         told = {"seconds": sorted(took), "memory_gib": peak, "torch": torch.__version__, "first": first}
@@ -185,21 +186,26 @@ def work(job: Path) -> None:
     os._exit(0)  # gloo may abort where Python tidies up
 
 
-def _steps(engine: Any, tokens: Any, ranks: int) -> list[float]:
-    """Seconds of each step, with the small all-reduce of the loss and of whether to stop that ends it."""
+def _steps(engine: Any, rows: Any) -> list[float]:
+    """Seconds of each step."""
+    took, end, stop = list[float](), time.perf_counter() + SECONDS, False
+    while not stop:
+        began = time.perf_counter()
+        stop = _step(engine, rows, stop=began > end and len(took) >= FEWEST)
+        took.append(time.perf_counter() - began)
+    return took
+
+
+def _step(engine: Any, rows: Any, *, stop: bool) -> bool:
+    """Do a step as the loop does, with its small all-reduce; returns whether any rank wants to stop."""
     import torch
     from torch import distributed
 
-    took, end, stop = list[float](), time.perf_counter() + SECONDS, 0.0
-    while not stop:
-        began = time.perf_counter()
-        loss, norm = engine.step(tokens, 1e-3)
-        told = torch.stack([loss.detach(), torch.tensor(float(began > end and len(took) >= FEWEST))])
-        if ranks > 1:
-            distributed.all_reduce(told)
-        stop = told.tolist()[1] + 0 * float(norm)
-        took.append(time.perf_counter() - began)
-    return took
+    loss, square = engine.gradients(rows)
+    told = torch.tensor([float(loss), float(square), float(stop)], dtype=torch.float64)
+    distributed.all_reduce(told)
+    engine.update(1e-3, math.sqrt(float(told[1])))
+    return bool(told[2])
 
 
 def _hurry() -> bool:

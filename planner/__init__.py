@@ -14,6 +14,7 @@ from planner.estimate import Estimate as Estimate
 from planner.estimate import Layout as Layout
 from planner.estimate import Memory as Memory
 from planner.estimate import Plan as Plan
+from planner.interval import checkpoint_steps as checkpoint_steps
 from planner.machine import Machine as Machine
 from planner.machine import local_machine as local_machine
 from planner.model import flops_per_token as flops_per_token

@@ -51,7 +51,7 @@ def arguments(recipe: Recipe, layout: Layout, nodes: int) -> Arguments:
     if layout.software == "megatron":
         return Arguments(launcher, (SCRIPT, *megatron(recipe, layout)), {}, None)
     own = ("-m", MODULE, "job.json")
-    return Arguments(launcher, own, settled(layout), deepspeed(recipe.train, layout))
+    return Arguments(launcher, own, settled(layout), deepspeed(recipe, layout))
 
 
 def torchrun(nodes: int, processes_per_node: int) -> tuple[str, ...]:
@@ -62,29 +62,41 @@ def torchrun(nodes: int, processes_per_node: int) -> tuple[str, ...]:
 def settled(layout: Layout) -> dict[str, Any]:
     """Fields of a recipe's `parallel` as a layout settles them."""
     same = ("software", "strategy", "micro_batch_size", "tp", "pp", "vpp", "cp", "ep")
-    return {name: getattr(layout, name) for name in same}
+    # of the others DeepSpeed cuts the states up among all ranks, or nobody does: there is no choice of how many
+    return {name: getattr(layout, name) for name in same} | {"shard": layout.shard if layout.strategy == "fsdp2" else 1}
 
 
-def deepspeed(train: Train, layout: Layout) -> dict[str, Any] | None:
-    """DeepSpeed's configuration as `training.parallel` makes it for zero1 to zero3; None for the other strategies."""
+def deepspeed(recipe: Recipe, layout: Layout, *, pinned: bool = True) -> dict[str, Any] | None:
+    """DeepSpeed's configuration as `training.parallel` makes it for zero0 to zero3; None for the other strategies.
+
+    `pinned`: whether what is offloaded lies in pinned memory, as it does wherever there are GPUs.
+    """
     if layout.software != "castra" or not layout.strategy.startswith("zero"):
         return None
-    stage = int(layout.strategy.removeprefix("zero"))
+    train, stage = recipe.train, int(layout.strategy.removeprefix("zero"))
     config: dict[str, Any] = {
         "train_batch_size": train.global_batch_size,
         "train_micro_batch_size_per_gpu": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.gradient_accumulation,
         "gradient_clipping": train.grad_clip,
-        "zero_optimization": {"stage": stage},
+        "zero_optimization": {"stage": stage} | _offloaded(layout, recipe.parallel.nvme_path, pinned),
+        "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 2**31,
     }
+    if train.precision == "fp16":
+        config["fp16"] = {"enabled": True, "initial_scale_power": 16, "loss_scale_window": 1000, "hysteresis": 1}
     if train.precision == "bf16" and stage > 1:
-        config |= {
-            "bf16": {"enabled": True},
-            "data_types": {"grad_accum_dtype": "fp32"},
-            "communication_data_type": "fp32",
-        }
+        config["bf16"] = {"enabled": True}
+    if "bf16" in config or "fp16" in config:
+        config |= {"data_types": {"grad_accum_dtype": "fp32"}, "communication_data_type": "fp32"}
     return config
+
+
+def _offloaded(layout: Layout, nvme_path: str, pinned: bool) -> dict[str, Any]:
+    what, _, disk = layout.offload.partition("-")
+    place: dict[str, Any] = {"device": disk or "cpu", "pin_memory": pinned} | ({"nvme_path": nvme_path} if disk else {})
+    names = {"none": (), "optimizer": ("optimizer",), "parameters": ("optimizer", "param")}[what]
+    return {f"offload_{name}": place for name in names}
 
 
 def megatron(recipe: Recipe, layout: Layout) -> tuple[str, ...]:
@@ -155,8 +167,11 @@ def _network(recipe: Recipe) -> Iterator[str]:
         yield "--multi-latent-attention"
     if model.gated:
         yield "--swiglu"
-    yield from ("--disable-bias-linear", "--normalization RMSNorm")
-    yield from ("--position-embedding-type rope", f"--rotary-base {model.rope_theta:.0f}")
+    if model.family == "gpt2":
+        yield from ("--normalization LayerNorm", "--position-embedding-type learned_absolute")
+    else:
+        yield from ("--disable-bias-linear", "--normalization RMSNorm")
+        yield from ("--position-embedding-type rope", f"--rotary-base {model.rope_theta:.0f}")
     if not model.tie_embeddings:
         yield "--untie-embeddings-and-output-weights"
     yield f"--seq-length {recipe.data.sequence_length}"
@@ -182,7 +197,9 @@ def _optimisation(train: Train) -> Iterator[str]:
     yield f"--train-iters {train.steps}"
     yield f"--lr {train.learning_rate:g}"
     yield f"--min-lr {train.learning_rate * train.min_lr_ratio:g}"
-    yield "--lr-decay-style cosine"
+    yield f"--lr-decay-style {train.schedule.upper() if train.schedule == 'wsd' else train.schedule}"
+    if train.schedule == "wsd":
+        yield from ("--lr-wsd-decay-style linear", f"--lr-wsd-decay-iters {round(train.decay_ratio * train.steps)}")
     yield f"--lr-warmup-iters {train.warmup_steps}"
     yield f"--weight-decay {train.weight_decay:g}"
     yield f"--adam-beta1 {train.beta1:g}"

@@ -34,7 +34,7 @@ class Layout:
 
     software: Trainer = "castra"
     strategy: str
-    """Castra's: ddp, fsdp2, zero1, zero2, zero3. Megatron's: ddp, zero1, zero2, fsdp, hsdp."""
+    """Castra's: ddp, fsdp2, zero0 to zero3. Megatron's: ddp, zero1, zero2, fsdp, hsdp."""
     tp: int = 1
     """Tensor parallel size; likewise pipeline (pp), interleaved stages per rank (vpp), data, context and expert."""
     pp: int = 1
@@ -65,16 +65,27 @@ class Layout:
         """As people say it: 'fsdp2, micro batch 4 x 2', or 'tp4 pp2 dp8 zero1, micro batch 1 x 64, full recompute'."""
         batch = f"micro batch {self.micro_batch_size} x {self.gradient_accumulation}"
         if self.software == "castra":
-            return f"{self.strategy}, {batch}"
+            return ", ".join([self._own(), batch, *self._away()])
         sizes = {name: getattr(self, name) for name in ("tp", "pp", "vpp", "cp", "ep", "dp")}
         words = [f"{name}{size}" for name, size in sizes.items() if size > 1 or name == "dp"]
         words += (
             [] if self.strategy == "ddp" else [self.strategy + (str(self.shard) if self.strategy == "hsdp" else "")]
         )
         rest = [] if self.recompute == "none" else [f"{self.recompute} recompute"]
-        rest += [] if self.offload == "none" else [f"{self.offload} offloaded"]
+        rest += self._away()
         rest += ["sequence parallel"] if self.sequence_parallel else []
         return ", ".join([" ".join(words), batch, *rest])
+
+    def _own(self) -> str:
+        """Castra's strategy, with the sizes that are above one and, where there are any, the data parallel one."""
+        sizes = {name: getattr(self, name) for name in ("tp", "pp", "vpp", "cp")}
+        words = [f"{name}{size}" for name, size in sizes.items() if size > 1]
+        hybrid = [f"shard{self.shard}"] if self.zero == 3 and self.shard < self.dp else []
+        return " ".join([self.strategy, *words, *([f"dp{self.dp}"] if words or hybrid else []), *hybrid])
+
+    def _away(self) -> list[str]:
+        what, _, disk = self.offload.partition("-")
+        return [] if what == "none" else [f"{what} offloaded" + (" to nvme" if disk else "")]
 
 
 @dataclass(frozen=True, slots=True)

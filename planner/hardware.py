@@ -12,6 +12,9 @@ from planner.schema import PRECISIONS, Floats, Hardware
 GIB: Final = 2.0**30
 HOST_GB_PER_S: Final = 25.0
 """What PCIe 4.0 x16 moves in practice, one direction, between an accelerator and its host."""
+NVME_GB_PER_S: Final = 2.0
+"""What one of a node's NVMe drives reads: AWS promises 16 GB/s for the eight of a p4d.24xlarge (on its EC2 page). That
+they write as fast is an assumption."""
 PCIE_PEERS_GB_PER_S: Final = 12.0
 """Between accelerators without links of their own: NCCL through host memory reaches about half of that (assumed)."""
 

@@ -4,17 +4,27 @@ J. W. Young, "A first order approximation to the optimum checkpoint interval", C
 J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3), 2006.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from planner.errors import PlanError
+from planner.model import parameters
+from recipes.weights import adapters
+
+if TYPE_CHECKING:
+    from planner.estimate import Estimate
+    from recipes.spec import Recipe
 
 HOURS_BETWEEN_FAILURES: Final = 54 * 24 * 16_384 / 419
 """Accelerator-hours from one unplanned interruption to the next, 50,677: Llama 3 405B had 419 of them (466 with planned
 maintenance) in 54 days on 16,384 H100s (Grattafiori et al. 2024, arXiv:2407.21783, section 3.3.4)."""
 BYTES_PER_WEIGHT: Final = 12
 """A checkpoint's fp32 weight and two fp32 moments of Adam."""
+HERE_S: Final = 900.0
+"""Between two checkpoints on this machine."""
 NODE_GB_PER_S: Final = 1.0
 """What one node writes to its storage, where nobody measured it. An assumption: a local disk took 2.6 GB/s."""
 
@@ -64,6 +74,31 @@ def advise(step_s: float, save_s: float, accelerators: int, yours: int, steps: i
         return waste(min(interval, steps) * step_s, save_s, failure_s)
 
     return Advice(every, every * step_s, save_s, failure_s, cost(every), yours, cost(yours))
+
+
+def checkpoint_steps(recipe: Recipe, best: Estimate, gb_per_s: float = NODE_GB_PER_S) -> int:
+    """Optimizer steps between two checkpoints of a recipe: as it says or, where it says auto, as its plan advises.
+
+    `best` is the plan's layout, `gb_per_s` what each node writes. This machine is switched off sooner than a core of it
+    fails: there it is a quarter of an hour. Never more than a quarter of the run.
+    """
+    train, cluster = recipe.train, recipe.cluster
+    if train.checkpoint_every != "auto":
+        return train.checkpoint_every
+    if cluster.kind == "local":
+        every = round(HERE_S / best.step_seconds)
+    else:
+        save_s = planned_save_s(saved_weights(recipe), cluster.nodes, gb_per_s)
+        every = advise(best.step_seconds, save_s, best.layout.world_size, 1, train.steps).every
+    return max(1, min(every, math.ceil(train.steps / 4)))
+
+
+def saved_weights(recipe: Recipe) -> float:
+    """How many trained numbers a checkpoint holds: all weights, or the adapters alone."""
+    train, model = recipe.train, recipe.model
+    if train.lora_rank:
+        return float(adapters(model, train.lora_rank, train.lora_targets))
+    return float(parameters(model, recipe.data.sequence_length))
 
 
 def between_failures_s(accelerators: int, hours: float = HOURS_BETWEEN_FAILURES) -> float:

@@ -15,19 +15,21 @@ from planner.constants import Constants
 from planner.estimate import Estimate, Layout, Memory
 from planner.latencies import with_latencies
 from planner.machine import Machine
-from planner.memory import MemoryConstants, breakdown, usable
-from planner.model import model_flops, shape_of, weights
+from planner.memory import MemoryConstants, breakdown, hosted, usable
+from planner.model import flops_beside, model_flops, shape_of, weights
 from planner.profiles import Prediction, Profile, Profiles
 from planner.schema import OFFLOAD, RECOMPUTE, Configs, Hardware, Shape, Software, mapped
 from planner.schema import Layout as Columns
 from planner.software import castra, megatron
 from planner.space import Ints
 from planner.speed import phases
+from recipes.weights import adapters
 
 if TYPE_CHECKING:
     from recipes.spec import Recipe
 
 _SIZES = ("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "shard", "sequence_parallel")
+WITHOUT_TP = ("gpt2",)
 NAMES = ("ddp", "zero1", "zero2", "fsdp")
 """What Megatron's users call the ZeRO stages."""
 
@@ -46,6 +48,12 @@ class Work:
     steps: int
     precision: str
     extras: cost.Extras
+    trained: float = 1.0
+    """Share of the weights that learn."""
+    flops_beside: float = 0.0
+    """Model FLOPs of one token that the shape does not tell."""
+    lacks_tp: str = ""
+    """What Castra's own program does not cut up by tensor parallelism, if that is to be trained."""
 
     @classmethod
     def of(cls, recipe: Recipe) -> Work:
@@ -53,14 +61,32 @@ class Work:
         shape = shape_of(recipe.model, recipe.data.sequence_length)
         extras = cost.Extras.of(recipe, float(weights(shape)))
         train = recipe.train
+        rank, model = train.lora_rank, recipe.model
         return cls(
-            shape=shape, batch=train.global_batch_size, steps=train.steps, precision=train.precision, extras=extras
+            shape=shape,
+            batch=train.global_batch_size,
+            steps=train.steps,
+            precision=train.precision,
+            extras=extras,
+            trained=adapters(model, rank, train.lora_targets) / float(weights(shape)) if rank else 1.0,
+            flops_beside=flops_beside(model, recipe.data.sequence_length),
+            lacks_tp=_lacks_tp(recipe),
         )
 
     @property
     def tokens(self) -> float:
         """Per optimizer step."""
         return self.batch * float(self.shape.sequence)
+
+
+def _lacks_tp(recipe: Recipe) -> str:
+    """What of a recipe `training.parallel` does not cut up by tensor parallelism; empty where it does."""
+    reasons = {
+        "adapters have": bool(recipe.train.lora_rank),
+        "compiled blocks have": recipe.train.compile,
+        f"a {recipe.model.family} model has": recipe.model.family in WITHOUT_TP,
+    }
+    return next((what for what, there in reasons.items() if there), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +138,19 @@ class _Found:
     """Usable, in GiB."""
     peak: float
     """Of the run's own arithmetic. Unit: FLOP/s and rank."""
+    ram: float
+    """GiB that each node keeps of the states in its own memory; likewise on its disks."""
+    disk: float
+
+    def why_not(self, machine: Machine) -> str:
+        """What is against it, as a clause; empty where it fits."""
+        if self.memory.total > self.room:
+            return f"needs {self.memory.total:.1f} GiB per rank, {self.room:.1f} GiB are usable"
+        if self.ram > (room := machine.host_room_gib):
+            return f"takes {self.ram:.0f} GiB of each node's own memory, {room:.0f} GiB are usable"
+        if self.disk > (room := machine.disk_room_gib):
+            return f"takes {self.disk:.0f} GiB of each node's NVMe drives, {room:.0f} GiB are there"
+        return ""
 
 
 def judge(work: Work, site: Site, layouts: Sequence[Layout]) -> list[Estimate]:
@@ -125,13 +164,28 @@ def judge(work: Work, site: Site, layouts: Sequence[Layout]) -> list[Estimate]:
     step = _predict(configs, site, each)
     parts = _rows(phases(configs, stacked([profile.constants for profile in each])), count)
     memory = _rows(breakdown(configs, stacked([profile.memory for profile in each])), count)
+    ram, disk = hosted(configs)
     times = _rows({"seconds": step.seconds, "low": step.low, "high": step.high}, count)
+    beside = _rows({"ram": ram, "disk": disk}, count)
     room, peak = site.room(work), float(np.max(configs.hardware.flops * configs.hardware.speedup))
     found = (
-        _Found(time, split, Memory(**needs), room, peak)
-        for time, split, needs in zip(times, parts, memory, strict=True)
+        _Found(time, split, Memory(**needs), room, peak, **hosts)
+        for time, split, needs, hosts in zip(times, parts, memory, beside, strict=True)
     )
     return [_estimate(work, site, *pair) for pair in zip(layouts, found, strict=True)]
+
+
+def shortlist(work: Work, site: Site, layouts: Sequence[Layout], keep: int) -> list[Layout]:
+    """Of one program's layouts those that the formulas alone find best: the fastest that fit, or else the leanest."""
+    if len(layouts) <= keep:
+        return list(layouts)
+    configs, profile = configs_of(work, site, layouts), site.profile(work, layouts[0].software, layouts[0].strategy)
+    nothing = np.zeros(len(layouts))
+    seconds = sum(phases(configs, profile.constants).values(), start=nothing)
+    needed = sum(breakdown(configs, profile.memory).values(), start=nothing)
+    fits = needed <= site.room(work)
+    order = np.lexsort((np.where(fits, seconds, needed), ~fits))
+    return [layouts[place] for place in order[:keep].tolist()]
 
 
 def _predict(configs: Configs, site: Site, each: Sequence[Profile]) -> Prediction:
@@ -162,7 +216,7 @@ def configs_of(work: Work, site: Site, layouts: Sequence[Layout]) -> Configs:
     return Configs(
         shape=work.shape,
         layout=columns_of(layouts),
-        software=software_of(layouts, work.precision),
+        software=software_of(layouts, work),
         hardware=site.hardware(work.precision),
     )
 
@@ -183,11 +237,11 @@ def columns_of(layouts: Sequence[Layout]) -> Columns:
     )
 
 
-def software_of(layouts: Sequence[Layout], precision: str) -> Software:
+def software_of(layouts: Sequence[Layout], work: Work) -> Software:
     """The columns of the program that runs the layouts."""
     if layouts[0].software == "megatron":
-        return megatron(precision)
-    return castra([layout.strategy for layout in layouts], precision)
+        return megatron(work.precision)
+    return castra([layout.strategy for layout in layouts], work.precision, work.trained)
 
 
 def layouts_of(rows: dict[str, Ints]) -> list[Layout]:
@@ -212,11 +266,11 @@ def _layout(row: dict[str, Any]) -> Layout:
 
 def _estimate(work: Work, site: Site, layout: Layout, found: _Found) -> Estimate:
     seconds, nodes, memory = found.time["seconds"], site.nodes_of(layout), found.memory
-    fits = memory.total <= found.room
+    why_not = found.why_not(site.machine)
     # What measured steps add to the physics belongs to all phases alike.
     correction = seconds / sum(found.phases.values())
     speed, total = work.tokens / seconds, seconds * work.steps
-    flops = float(model_flops(work.shape)) * speed
+    flops = (float(model_flops(work.shape, work.trained)) + work.flops_beside) * speed
     paid = cost.bill(site.machine, nodes, total, work.extras)
     return Estimate(
         layout=layout,
@@ -227,8 +281,8 @@ def _estimate(work: Work, site: Site, layout: Layout, found: _Found) -> Estimate
         tokens_per_second_per_gpu=speed / layout.world_size,
         mfu=None if site.machine.local else flops / (found.peak * layout.world_size),
         memory=memory,
-        fits=fits,
-        why_not="" if fits else f"needs {memory.total:.1f} GiB per rank, {found.room:.1f} GiB are usable",
+        fits=not why_not,
+        why_not=why_not,
         phases={name: part * correction for name, part in found.phases.items()},
         total_seconds=total,
         usd=sum(paid.values()) if paid else None,

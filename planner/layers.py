@@ -102,7 +102,7 @@ def on_core(configs: Configs, yes: float = 1.0, no: float = 0.0) -> Floats:
 def linear(m: Floats, n: Floats, k: Floats, rates: Rates, configs: Configs) -> tuple[Floats, Floats]:
     """Forward, and backward (for the input and for the weight), of one linear layer in the run's precision."""
     rest = (rates.products, rates.memory, configs.hardware.multiprocessors)
-    return gemm(m, n, k, *rest), gemm(m, k, n, *rest) + gemm(n, k, m, *rest)
+    return gemm(m, n, k, *rest), gemm(m, k, n, *rest) + configs.software.trained * gemm(n, k, m, *rest)
 
 
 def layer(configs: Configs, constants: Constants) -> tuple[Pass, Pass]:
@@ -131,11 +131,13 @@ def layer(configs: Configs, constants: Constants) -> tuple[Pass, Pass]:
 def again(configs: Configs, forward: Pass) -> dict[str, Floats]:
     """What recomputation adds to the backward pass, by part."""
     code = configs.layout.recompute
+    small = np.where(code == RECOMPUTE.index("all_but_products"), 1.0, 0.0)
     share = np.where(code == RECOMPUTE.index("full"), 1.0, 0.0)
     share = np.where(code == RECOMPUTE.index("selective_op"), 0.4, share)
     share = np.where(code == RECOMPUTE.index("selective_blocks"), 0.35, share)
     core = np.where(code == RECOMPUTE.index("selective"), 1.0, share)
-    return {name: (core if name == ATTENTION else share) * seconds for name, seconds in forward.parts.items()}
+    shares = {ATTENTION: core, SMALL: np.maximum(share, small)}
+    return {name: shares.get(name, share) * seconds for name, seconds in forward.parts.items()}
 
 
 def dense_share(configs: Configs) -> Floats:
@@ -257,9 +259,10 @@ def _expert_parallel(configs: Configs, rates: Rates, constants: Constants) -> tu
 
 
 def _context_parallel(configs: Configs, rates: Rates, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
-    """Keys and values go round the ring while attention computes; what takes longer than that is seen."""
+    """Keys and values go round the ring while attention computes; what takes longer, or is not beside it, is seen."""
     shape, layout, hardware = configs.shape, configs.layout, configs.hardware
     size = 4.0 * configs.tokens * shape.kv_heads * shape.head_dim / layout.tp * (layout.cp - 1)
     near = layout.cp * layout.tp <= hardware.per_node
     rate = np.where(near, rates.links, rates.network / hardware.per_node)
-    return np.maximum(size / rate - forward, 0.0), np.maximum(2 * size / rate - backward, 0.0)
+    beside = configs.software.cp_overlap
+    return np.maximum(size / rate - beside * forward, 0.0), np.maximum(2 * size / rate - beside * backward, 0.0)

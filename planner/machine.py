@@ -11,9 +11,21 @@ from typing import Final, Literal
 import numpy as np
 
 from planner.errors import NoProfile, PlanError
-from planner.hardware import ACCELERATORS, CORE, FACTS, GIB, HOST_GB_PER_S, PCIE_PEERS_GB_PER_S, Accelerator, speedup
+from planner.hardware import (
+    ACCELERATORS,
+    CORE,
+    FACTS,
+    GIB,
+    HOST_GB_PER_S,
+    NVME_GB_PER_S,
+    PCIE_PEERS_GB_PER_S,
+    Accelerator,
+    speedup,
+)
 from planner.schema import PRECISIONS, Hardware
 
+HOST_SHARE: Final = 0.9
+"""Of a node's own memory a plan may fill so much: the rest is the system's, and the programs'."""
 NODES_OVER_TCP: Final = 8
 """More nodes than this need EFA: over TCP their collectives wait for the kernel's network stack (an assumption)."""
 CHIPS: Final = {
@@ -56,6 +68,11 @@ class Machine:
     """'cpu' is this machine: its nodes are groups of processes that share its cores and its memory."""
     efa_interfaces: int | None = None
     """Elastic Fabric Adapters; 0 where the type has none."""
+    ram_gib: float | None = None
+    """The node's own memory."""
+    nvme_drives: int = 0
+    nvme_gb: float = 0.0
+    """Of all drives together. Unit: GB (10^9 bytes)."""
 
     @property
     def local(self) -> bool:
@@ -70,6 +87,16 @@ class Machine:
         if self.accelerator == "NVIDIA V100":
             return "V100-32" if self.memory_gib > 16 else "V100-16"
         return CHIPS.get(self.accelerator, self.accelerator)
+
+    @property
+    def host_room_gib(self) -> float:
+        """What a plan may fill of a node's own memory; unknown is enough."""
+        return float("inf") if self.ram_gib is None else self.ram_gib * HOST_SHARE
+
+    @property
+    def disk_room_gib(self) -> float:
+        """What a plan may fill of a node's NVMe drives."""
+        return self.nvme_gb * 1e9 / GIB
 
     def share(self, nodes: int, processes_per_node: int) -> float:
         """What part of an accelerator (above 1: how many) one rank gets; raises `PlanError` for impossible counts."""
@@ -126,6 +153,7 @@ class Machine:
             "inter": self.inter_gbps * 1e9 / 8,
             "per_node": nodes * processes if self.local else processes,
             "host": (self.hbm_gb_per_s if self.local else HOST_GB_PER_S) * 1e9,
+            "disk": NVME_GB_PER_S * max(self.nvme_drives, 1) / processes * 1e9,
         }
         return Hardware(**{name: np.asarray(figure, dtype=np.float64) for name, figure in figures.items()})
 
@@ -162,6 +190,7 @@ def local_machine(cores: int, ram_gib: float) -> Machine:
         intra_gb_per_s=core.links_gb_per_s,
         inter_gbps=core.links_gb_per_s * 8,
         kind="cpu",
+        ram_gib=ram_gib,
     )
 
 
@@ -187,4 +216,7 @@ def instance(name: str, facts: Path = FACTS) -> Machine:
         price_usd_per_hour=type_["price_usd_per_hour"],
         price_as_of=told["as_of"]["prices"],
         efa_interfaces=type_["efa_interfaces"],
+        ram_gib=type_["ram_gib"],
+        nvme_drives=type_["nvme_drives"],
+        nvme_gb=type_["nvme_drives"] * type_["nvme_gb_each"],
     )

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.hardware import GIB
-from planner.schema import OFFLOAD, PRECISIONS, RECOMPUTE, Configs, Floats
+from planner.schema import OFFLOAD, OPTIMIZER_AWAY, PARAMETERS_AWAY, PRECISIONS, RECOMPUTE, Configs, Floats, is_code
 from planner.states import (
     dense_share,
     end_parameters,
@@ -36,6 +36,8 @@ BUCKET, LIVE = 5e8, 1e9
 LOGIT_BYTES, EAGER_LOGIT_BYTES = 6.0, 14.0
 """Per token and word of the vocabulary, at once: logits and gradient where a kernel of the loss's own works in place
 (Megatron, Composer); PyTorch's own has 16-bit logits, their fp32 copy, the softmax and the gradient."""
+HOST_BUFFERS: Final = 1.5
+"""What DeepSpeed takes of the host's memory over the states that it keeps there."""
 KEPT_BY_BLOCKS: Final = 0.25
 """Share of the blocks that keep their activations where some are recomputed: an assumption, for nobody tells."""
 
@@ -127,11 +129,12 @@ def states(configs: Configs) -> tuple[Floats, Floats, Floats]:
     # Where gradients are summed in fp32 the backward pass still writes them in 16 bits.
     twice = _choose(configs, software.precision == PRECISIONS.index("bf16_fp32grad"), 2, 0)
     weights = spread(split(configs, 3), software.weight_bytes)
-    gradients = spread(of_gradients, software.gradient_bytes + twice)
-    optimizer = spread(split(configs, 1), software.optimizer_bytes)
-    away = layout.offload == OFFLOAD.index("optimizer")
+    gradients = spread(of_gradients, (software.gradient_bytes + twice) * software.trained)
+    optimizer = spread(split(configs, 1), software.optimizer_bytes * software.trained)
+    away = layout.offload >= OPTIMIZER_AWAY
     if not np.any(away):
         return weights, gradients, optimizer
+    weights = np.where((layout.offload >= PARAMETERS_AWAY) & (layout.zero == 3), 0, weights)
     return weights, np.where(away & (layout.zero >= 2), 0, gradients), np.where(away, 0, optimizer)
 
 
@@ -186,6 +189,8 @@ def per_layer(configs: Configs) -> tuple[Floats, Floats]:
         "selective_blocks": KEPT_BY_BLOCKS * whole + (1 - KEPT_BY_BLOCKS) * inputs,
         "full": inputs,
         "unknown": inputs,
+        # two products give the whole stream, before tensor parallel ranks add theirs up and share it out
+        "all_but_products": np.minimum(value * (_products(configs) / layout.tp + 2 * shape.hidden) + inputs, whole),
     }
     kept = whole
     for name, bytes_ in choices.items():
@@ -193,6 +198,29 @@ def per_layer(configs: Configs) -> tuple[Floats, Floats]:
         if np.any(there):
             kept = kept + there * (bytes_ - kept)
     return kept, whole
+
+
+def _products(configs: Configs) -> Floats:
+    """Elements per token that a block's attention and its matrix products give, but those that give the stream."""
+    shape = configs.shape
+    heads, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    return 2 * heads + 2 * keys + (1 + shape.gated) * shape.ffn
+
+
+def hosted(configs: Configs) -> tuple[Floats, Floats]:
+    """GiB that a node needs of its own memory for its ranks' states, and of its disks.
+
+    16 bytes a parameter of optimizer and gradients, 2 of weights, and half as much again for buffers in memory; and
+    under DeepSpeed every rank begins with the whole model in fp32 there: after `estimate_zero3_model_states_mem_needs`
+    of DeepSpeed 0.19 (deepspeed/runtime/zero/stage3.py).
+    """
+    layout, all_ = configs.layout, parameters_per_rank(configs)
+    each = (layout.offload >= OPTIMIZER_AWAY) * 16 * configs.software.trained + (layout.offload >= PARAMETERS_AWAY) * 2
+    ranks = np.minimum(configs.hardware.per_node, configs.ranks) / GIB
+    there = all_ / split(configs, 1) * ranks * each
+    begun = configs.software.deepspeed * 4 * all_ * ranks
+    on_disk = is_code(layout.offload, OFFLOAD, "optimizer-nvme", "parameters-nvme")
+    return np.maximum(np.where(on_disk, 0, HOST_BUFFERS * there), begun), np.where(on_disk, there, 0)
 
 
 def buffers(configs: Configs) -> Floats:
@@ -217,7 +245,7 @@ def gathered(configs: Configs) -> Floats:
     if np.any(software.deepspeed > 0):
         # DeepSpeed: weights up to its limit and a bucket, and the fp32 gradients of one group as the optimizer steps.
         live = (np.minimum(weights, LIVE) + np.minimum(weights, BUCKET)) * software.gathered_bytes
-        stepped = np.where(layout.offload == OFFLOAD.index("optimizer"), 0, weights / split(configs, 3))
+        stepped = np.where(layout.offload >= OPTIMIZER_AWAY, 0, weights / split(configs, 3)) * software.trained
         live = live + np.minimum(stepped, LIVE) * 4
         result = np.where(software.deepspeed > 0, live, result)
     if np.any(layout.pp > 1):  # several micro-batches are under way: a stage stays gathered

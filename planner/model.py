@@ -11,6 +11,7 @@ import numpy as np
 
 from planner.errors import PlanError
 from planner.schema import Floats, Shape
+from recipes.weights import extras, width
 
 if TYPE_CHECKING:
     from recipes.spec import Model
@@ -65,9 +66,7 @@ KNOWN: Final[dict[str, dict[str, int]]] = {
 
 def shape_of(model: Model, sequence_length: int) -> Shape:
     """The shape of a recipe's model, as columns without axes."""
-    told = model.model_dump()
-    told.setdefault("head_dim", model.hidden_size // model.heads)
-    return from_mapping(told, sequence_length, "the recipe's model")
+    return from_mapping(model.model_dump(), sequence_length, "the recipe's model")
 
 
 def from_mapping(told: Mapping[str, Any], sequence_length: int | None, where: str) -> Shape:
@@ -135,9 +134,9 @@ def from_file(asked: str, sequence_length: int | None = None, depth: int = 0) ->
     return reads(model, _whole(stated, "sequence_length", asked), asked), told
 
 
-def parameters(model: Model) -> int:
-    """Exact number of weights of a recipe's decoder (grouped-query attention, gated MLP, norms, tied embeddings)."""
-    return int(weights(shape_of(model, 1)))
+def parameters(model: Model, sequence_length: int = 0) -> int:
+    """Exact number of weights of a recipe's decoder; GPT-2 has vectors for the places of a sequence, too."""
+    return int(weights(shape_of(model, 1))) + extras(model, sequence_length)
 
 
 def flops_per_token(model: Model, sequence_length: int) -> float:
@@ -148,7 +147,14 @@ def flops_per_token(model: Model, sequence_length: int) -> float:
     heads of width Q, without the causal half, as everybody counts who reports MFU (Chowdhery et al. 2022, PaLM,
     arXiv:2204.02311, appendix B). Recomputation is work but not model FLOPs, so it is not in here.
     """
-    return float(model_flops(shape_of(model, sequence_length)))
+    return float(model_flops(shape_of(model, sequence_length))) + flops_beside(model, sequence_length)
+
+
+def flops_beside(model: Model, sequence_length: int) -> float:
+    """Model FLOPs of one token that a shape does not tell: a family's biases, less what its windows do not look at."""
+    windows = {"mistral": model.layers, "gemma2": -(-model.layers // 2)}.get(model.family, 0)
+    unseen = max(sequence_length - (model.sliding_window or sequence_length), 0)
+    return 6.0 * extras(model) - 12.0 * windows * unseen * model.heads * width(model)
 
 
 def weights(shape: Shape) -> Floats:
@@ -156,11 +162,14 @@ def weights(shape: Shape) -> Floats:
     return _blocks(shape, shape.experts) + (2 - shape.tied) * shape.vocab * shape.hidden + shape.hidden
 
 
-def model_flops(shape: Shape) -> Floats:
-    """Model FLOPs of one token in training, see `flops_per_token`; of the experts those count that it visits."""
+def model_flops(shape: Shape, trained: float = 1.0) -> Floats:
+    """Model FLOPs of one token in training, see `flops_per_token`; of the experts those count that it visits.
+
+    Where a share of the weights learns, the others have no gradient of their own: 4 FLOPs each and not 6.
+    """
     used = _blocks(shape, shape.topk) + shape.vocab * shape.hidden + shape.hidden
     width = np.where(shape.mla > 0, 160.0, shape.head_dim)  # DeepSeek's scores take 192, its values 128
-    return 6 * used + 12 * shape.layers * shape.heads * width * shape.sequence
+    return (4 + 2 * trained) * used + 12 * shape.layers * shape.heads * width * shape.sequence
 
 
 def _blocks(shape: Shape, experts: Floats) -> Floats:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 from planner import cost
 from planner.errors import DoesNotDivide, DoesNotFit, PlanError
-from planner.estimate import Estimate, Plan
-from planner.judge import Site, Work, judge
+from planner.estimate import Estimate, Layout, Plan
+from planner.judge import Site, Work, judge, shortlist
 from planner.machine import Machine
+from planner.own import AGAIN, layouts, own_layouts, prescribes
 from planner.profiles import Profiles
-from planner.refusal import axes_of, nothing_divides, own_layouts, prescribes, too_big
+from planner.refusal import axes_of, nothing_divides, too_big
 from planner.search import Survey, survey
 from planner.software import STRATEGIES
 
@@ -25,10 +26,13 @@ COMFORTABLE: Final = 0.8
 """Share of a rank's memory. A layout that needs more may run out of memory, since the estimate may be wrong;"""
 RISK: Final = 1.1
 """so it ranks as if it were this much slower."""
+EDGE: Final = 1.2
+"""A model that is cut up by tensor, pipeline or context parallelism has more that can go wrong, and is foretold from
+other people's programs: it ranks as if it were this much slower."""
 EQUAL: Final = 1.02
 """Steps within this ratio count as equally fast."""
 SHOWN: Final = 40
-"""Layouts of Megatron that a plan lists."""
+"""Layouts that cut the model up, Castra's or Megatron's, that a plan estimates in full and lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +102,19 @@ def _choose(recipe: Recipe, work: Work, site: Site) -> _Choice:
 
 def _own(recipe: Recipe, work: Work, site: Site) -> _Choice:
     """Castra's own strategies."""
-    judged = judge(work, site, own_layouts(recipe, site))
+    listed = layouts(recipe, site)
+    cut = [one for one in listed if one.world_size > one.dp]
+    plain = [one for one in listed if one.world_size == one.dp]
+    judged = judge(work, site, plain + shortlist(work, site, cut, SHOWN))
     ranked = _ranked([one for one in judged if one.fits], _room(site))
     refused = sorted((one for one in judged if not one.fits), key=lambda one: one.memory.total)
     wanted = next((one for one in ranked if prescribes(recipe, one.layout)), None)
     if wanted is None:
         leanest = next(one for one in refused if prescribes(recipe, one.layout))
         raise DoesNotFit(too_big(recipe, site, leanest))
-    reasons = Counter({"does not fit into the memory of an accelerator": len(refused)} if refused else {})
-    return _Choice(wanted, ranked, refused, len(judged), reasons)
+    places = ("an accelerator" if one.why_not.startswith("needs") else "a node" for one in refused)
+    reasons = Counter(f"does not fit into the memory of {place}" for place in places)
+    return _Choice(wanted, ranked, refused, len(listed), reasons)
 
 
 def _megatron(recipe: Recipe, work: Work, site: Site) -> _Choice:
@@ -150,7 +158,8 @@ def _ranked(fitting: list[Estimate], room_gib: float) -> list[Estimate]:
     """Best first by speed and risk; of equally good layouts the simpler comes first, then the larger micro batch."""
 
     def slowness(one: Estimate) -> float:
-        return one.step_seconds * (RISK if one.memory.total > COMFORTABLE * room_gib else 1.0)
+        cut = one.layout.world_size > one.layout.dp
+        return one.step_seconds * (RISK if one.memory.total > COMFORTABLE * room_gib else 1.0) * (EDGE if cut else 1.0)
 
     least = min(map(slowness, fitting), default=1.0)
 
@@ -193,19 +202,30 @@ def _basis(work: Work, site: Site, best: Estimate) -> Iterator[str]:
 
 
 def _advice(recipe: Recipe, work: Work, site: Site, winner: Estimate) -> Iterator[str]:
-    """Whether the other setting of recomputation would be faster."""
+    """Whether another setting of recomputation would be faster."""
     if winner.layout.software == "megatron":
         return
     now = recipe.train.activation_checkpointing
-    train = recipe.train.model_copy(update={"activation_checkpointing": not now})
-    other = recipe.model_copy(update={"train": train, "parallel": type(recipe.parallel)()})
-    judged = judge(work, site, own_layouts(other, site))
-    best = min((one for one in judged if one.fits), key=lambda one: one.step_seconds, default=None)
-    if best and best.step_seconds * EQUAL < winner.step_seconds:
+    found: list[tuple[float, str, Estimate]] = []
+    for setting in AGAIN.keys() - {now}:
+        train = recipe.train.model_copy(update={"activation_checkpointing": setting})
+        other = recipe.model_copy(update={"train": train, "parallel": type(recipe.parallel)()})
+        judged = judge(work, site, _divided(other, site))
+        found += [(one.step_seconds, str(setting).lower(), one) for one in judged if one.fits]
+    seconds, words, best = min(found, key=lambda one: one[:2], default=(math.inf, "", winner))
+    if seconds * EQUAL < winner.step_seconds:
         yield (
-            f"train.activation_checkpointing {str(not now).lower()} would be {_faster(best, winner)} faster: "
-            f"{best.layout}, {best.step_seconds:.3g} s/step."
+            f"train.activation_checkpointing {words} would be {_faster(best, winner)} faster: "
+            f"{best.layout}, {seconds:.3g} s/step."
         )
+
+
+def _divided(recipe: Recipe, site: Site) -> list[Layout]:
+    """Data parallel layouts, where the batch divides over all ranks."""
+    try:
+        return own_layouts(recipe, site)
+    except DoesNotDivide:
+        return []
 
 
 def _faster_elsewhere(winner: Estimate, elsewhere: Estimate | None) -> Iterable[str]:

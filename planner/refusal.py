@@ -13,7 +13,8 @@ import numpy as np
 from planner.errors import DoesNotDivide
 from planner.estimate import Estimate, Layout
 from planner.judge import Site, Work, configs_of
-from planner.memory import breakdown
+from planner.memory import breakdown, hosted
+from planner.own import STAGES, asks_to_cut, counts_of, even_nodes, layouts, prescribes
 from planner.schema import RECOMPUTE
 from planner.search import survey
 from planner.software import STRATEGIES
@@ -24,50 +25,7 @@ if TYPE_CHECKING:
 
 MOST_RANKS: Final = 16384
 """More nodes than this many ranks make are no advice."""
-STAGES: Final = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp2": 3}
-"""The ZeRO stage of each of Castra's strategies."""
 SIZES: Final = ("tp", "pp", "vpp", "cp", "ep")
-
-
-def own_layouts(recipe: Recipe, site: Site) -> list[Layout]:
-    """Each of Castra's strategies with every micro batch that divides a rank's part of the global batch.
-
-    Raises `DoesNotDivide` if nothing does, or if what the recipe prescribes does not.
-    """
-    nodes, processes = _counts_of(site)
-    ranks, batch = nodes * processes, recipe.train.global_batch_size
-    if batch % ranks:
-        raise DoesNotDivide(_uneven(batch, nodes, processes))
-    part = batch // ranks
-    micros = divisors(part)
-    prescribed = recipe.parallel.micro_batch_size
-    if prescribed != "auto" and prescribed not in micros:
-        near = [max(size for size in micros if size <= prescribed), *(size for size in micros if size > prescribed)][:2]
-        raise DoesNotDivide(
-            f"parallel.micro_batch_size {prescribed} does not divide the {part} sequences of each rank "
-            f"(train.global_batch_size {batch} over {ranks} ranks): take {' or '.join(map(str, near))}."
-        )
-    again = "full" if recipe.train.activation_checkpointing else "none"
-    return [
-        Layout(
-            strategy=strategy,
-            dp=ranks,
-            zero=STAGES[strategy],
-            shard=ranks,
-            micro_batch_size=size,
-            gradient_accumulation=part // size,
-            recompute=again,
-        )
-        for strategy in STRATEGIES
-        for size in micros
-    ]
-
-
-def prescribes(recipe: Recipe, layout: Layout) -> bool:
-    """Whether one of Castra's own layouts is among those the recipe's `parallel` part leaves open."""
-    parallel = recipe.parallel
-    strategy = parallel.strategy in {"auto", layout.strategy}
-    return strategy and parallel.micro_batch_size in {"auto", layout.micro_batch_size}
 
 
 def axes_of(recipe: Recipe | None, work: Work, site: Site) -> Axes:
@@ -115,10 +73,10 @@ def fits(recipe: Recipe, site: Site) -> bool:
     """Whether any layout the recipe leaves open divides and fits, found without the rest of the estimate."""
     work = Work.of(recipe)
     if recipe.parallel.software == "megatron":
-        nodes, processes = _counts_of(site)
+        nodes, processes = counts_of(site)
         return bool(survey(work, site, [nodes * processes], axes_of(recipe, work, site), 1).ranked)
     try:
-        found = [one for one in own_layouts(recipe, site) if prescribes(recipe, one)]
+        found = [one for one in layouts(recipe, site) if prescribes(recipe, one)]
     except DoesNotDivide:
         return False
     return any(_some_fits(work, site, [one for one in found if one.strategy == name]) for name in STRATEGIES)
@@ -129,10 +87,11 @@ def too_big(recipe: Recipe, site: Site, leanest: Estimate) -> str:
     room = site.room(Work.of(recipe))
     tried = _changes(recipe, site)
     change = next((words for words, tweaked, count in tried if fits(tweaked, replace(site, nodes=count))), "")
+    needed = leanest.memory.total
+    why = f"needs {needed:.1f} GiB per rank, {needed - room:.1f} GiB more than the {room:.1f} GiB usable"
     return (
-        f"the model does not fit on {site.machine.name}: {leanest.layout} needs {leanest.memory.total:.1f} GiB per "
-        f"rank, {leanest.memory.total - room:.1f} GiB more than the {room:.1f} GiB usable; the smallest change that "
-        f"fits is {change or 'a machine with more memory, or a smaller model'}."
+        f"the model does not fit on {site.machine.name}: {leanest.layout} {why if needed > room else leanest.why_not}; "
+        f"the smallest change that fits is {change or 'a machine with more memory, or a smaller model'}."
     )
 
 
@@ -142,26 +101,31 @@ def _some_fits(work: Work, site: Site, layouts: list[Layout]) -> bool:
         return False
     configs = configs_of(work, site, layouts)
     memory = site.profile(work, "castra", layouts[0].strategy).memory
-    needed = sum(breakdown(configs, memory).values(), start=np.zeros(()))
-    return bool(np.any(needed <= site.room(work)))
+    needed, (ram, disk) = sum(breakdown(configs, memory).values(), start=np.zeros(())), hosted(configs)
+    beside = (ram <= site.machine.host_room_gib) & (disk <= site.machine.disk_room_gib)
+    return bool(np.any((needed <= site.room(work)) & beside))
 
 
 def _changes(recipe: Recipe, site: Site) -> Iterator[tuple[str, Recipe, int]]:
     """Changes to try, the smallest first: the layout, then recomputation, then more machines."""
-    parallel, (nodes, processes) = recipe.parallel, _counts_of(site)
+    parallel, (nodes, processes) = recipe.parallel, counts_of(site)
     if parallel.micro_batch_size != "auto":
         for size in reversed(divisors(recipe.train.global_batch_size)):
             if size < parallel.micro_batch_size:
                 yield f"parallel.micro_batch_size {size}", _with(recipe, "parallel", micro_batch_size=size), nodes
-    if parallel.strategy != "auto" and parallel.software == "castra":
+    if parallel.strategy != "auto" and parallel.software == "castra" and not asks_to_cut(parallel):
         for strategy in ("fsdp2", "zero3"):
             yield f"parallel.strategy {strategy}", _with(recipe, "parallel", strategy=strategy), nodes
     free = recipe.model_copy(update={"parallel": type(parallel)(software=parallel.software)})
     lean = _with(free, "train", activation_checkpointing=True)
     yield "parallel auto", free, nodes
     yield "train.activation_checkpointing true", lean, nodes
+    if site.machine.ram_gib is not None and not site.machine.local:
+        for what in ("optimizer", "parameters"):
+            told = f"parallel.strategy zero3 with parallel.offload {what}"
+            yield told, _with(lean, "parallel", strategy="zero3", offload=what), nodes
     if site.machine.local:
-        fewer = (count for count in reversed(_counts(recipe, processes)) if count < nodes)
+        fewer = (count for count in reversed(even_nodes(recipe, processes)) if count < nodes)
         yield from ((f"cluster.nodes {count}", free, count) for count in fewer)
     else:
         yield from _more_nodes(free, "cluster.nodes", site)
@@ -172,34 +136,11 @@ def _changes(recipe: Recipe, site: Site) -> Iterator[tuple[str, Recipe, int]]:
 
 def _more_nodes(recipe: Recipe, words: str, site: Site) -> Iterator[tuple[str, Recipe, int]]:
     """The smallest number of nodes that fits, if any. If some number fits then so does every larger one."""
-    nodes, processes = _counts_of(site)
-    counts = [count for count in _counts(recipe, processes) if nodes < count <= MOST_RANKS // processes]
+    nodes, processes = counts_of(site)
+    counts = [count for count in even_nodes(recipe, processes) if nodes < count <= MOST_RANKS // processes]
     enough = bisect_left(counts, True, key=lambda count: fits(recipe, replace(site, nodes=count)))
     if enough < len(counts):
         yield f"{words} {counts[enough]}", recipe, counts[enough]
-
-
-def _counts(recipe: Recipe, processes_per_node: int) -> list[int]:
-    """Numbers of nodes over which the global batch divides."""
-    batch = recipe.train.global_batch_size
-    return divisors(batch // processes_per_node) if batch % processes_per_node == 0 else []
-
-
-def _counts_of(site: Site) -> tuple[int, int]:
-    assert site.nodes
-    return site.nodes, site.processes_per_node or site.machine.accelerators
-
-
-def _uneven(batch: int, nodes: int, processes_per_node: int) -> str:
-    ranks = nodes * processes_per_node
-    sizes = [size for size in (batch // ranks * ranks, (batch // ranks + 1) * ranks) if size]
-    others = divisors(batch // processes_per_node) if batch % processes_per_node == 0 else []
-    nearest = min(others, key=lambda count: abs(count - nodes), default=0)
-    fewer = f", or cluster.nodes {nearest}" if nearest else ""
-    return (
-        f"train.global_batch_size {batch} does not divide over {ranks} ranks ({nodes} nodes x {processes_per_node}): "
-        f"take {' or '.join(map(str, sizes))}{fewer}."
-    )
 
 
 def _with(recipe: Recipe, part: str, **values: Any) -> Recipe:

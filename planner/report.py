@@ -22,7 +22,7 @@ def as_json(plan: Plan, recipe: Recipe, machine: Machine, nodes: int, top: int) 
     return {
         "version": VERSION,
         "recipe": recipe.name,
-        "parameters": parameters(recipe.model),
+        "parameters": parameters(recipe.model, recipe.data.sequence_length),
         "tokens_per_step": tokens_per_step(recipe),
         "steps": recipe.train.steps,
         "machine": machine_json(machine),

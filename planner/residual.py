@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.keys import Key
-from planner.schema import RECOMPUTE, Configs, Floats
+from planner.schema import RECOMPUTE, Configs, Floats, is_code
 
 Matrix = NDArray[np.float64]
 GROUPS: Final = ("software", "shape", "cut", "size")
@@ -127,8 +127,11 @@ def points(configs: Configs, keys: Sequence[Key]) -> Points:
 
 def _switches(configs: Configs) -> tuple[Any, ...]:
     layout, software = configs.layout, configs.software
+    # who recomputes all but the products runs the kernels of who recomputes nothing, and nobody's steps say more of it
+    plain = is_code(layout.recompute, RECOMPUTE, "none", "all_but_products")
     return (
-        *(2.0 * (layout.recompute == RECOMPUTE.index(name)) for name in ("none", "full", "unknown")),
+        2.0 * plain,
+        *(2.0 * (layout.recompute == RECOMPUTE.index(name)) for name in ("full", "unknown")),
         layout.zero,
         software.flash,
         software.tp_overlap,

@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 Floats = NDArray[np.floating[Any]]
 C = TypeVar("C")
 
-RECOMPUTE: Final = ("none", "selective", "selective_op", "selective_blocks", "full", "unknown")
+RECOMPUTE: Final = ("none", "selective", "selective_op", "selective_blocks", "full", "unknown", "all_but_products")
 """What the backward pass does again, by its place here: nothing; the attention core (Megatron's); every second product
-(torchtitan's); some of the blocks; every block; not stated."""
+(torchtitan's); some of the blocks; every block; not stated; all but the matrix products (Castra's selective)."""
 PRECISIONS: Final = ("fp32", "fp16", "bf16", "bf16_fp32grad", "fp8", "fp8_rowwise", "mxfp8", "nvfp4")
 """Arithmetic of the matrix products, by its place here; bf16_fp32grad also keeps and reduces gradients in fp32."""
-OFFLOAD: Final = ("none", "act", "optimizer")
-"""What lies in the host's memory, by its place here."""
+OFFLOAD: Final = ("none", "act", "optimizer", "optimizer-nvme", "parameters", "parameters-nvme")
+"""What lies outside the accelerator's memory, by its place here: in the host's, or on the node's disks; where the
+parameters do so does the optimizer. From `OPTIMIZER_AWAY` on the optimizer does, from `PARAMETERS_AWAY` on they do."""
+OPTIMIZER_AWAY, PARAMETERS_AWAY = (float(OFFLOAD.index(name)) for name in ("optimizer", "parameters"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +119,10 @@ class Software:
     """The logits of all tokens never lie in memory at once."""
     deepspeed: Floats
     """DeepSpeed's ZeRO engine does the sharding."""
+    cp_overlap: Floats
+    """Keys and values go round the context-parallel ranks while attention computes; else they are gathered first."""
+    trained: Floats
+    """Share of the weights that learn: 1, but where adapters do beside frozen weights (LoRA)."""
     release: Floats
     """Year and month of the software's release as years (26.04 is 2026.25); 0 where it is not stated."""
 
@@ -145,6 +151,8 @@ class Hardware:
     intra_latency: Floats = field(default_factory=lambda: np.asarray(20e-6))
     """Of a collective inside a node; likewise between nodes, without what each more node adds. Unit: seconds."""
     inter_latency: Floats = field(default_factory=lambda: np.asarray(40e-6))
+    disk: Floats = field(default_factory=lambda: np.asarray(1e9))
+    """One accelerator's share of what the node's disks read or write. Unit: bytes per second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

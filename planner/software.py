@@ -8,8 +8,9 @@ import numpy as np
 
 from planner.schema import PRECISIONS, Floats, Software, is_code
 
-STRATEGIES: Final = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
-"""Castra's own, from the simplest to the most involved: of two equally fast ones the planner takes the simpler."""
+STRATEGIES: Final = ("ddp", "fsdp2", "zero1", "zero2", "zero3", "zero0")
+"""Castra's own, from the simplest to the most involved: of two equally fast ones the planner takes the simpler.
+DeepSpeed's stage 0 is ddp by another program, so nobody is advised to take it."""
 
 _COMMON: Final[dict[str, float]] = {
     "flash": 1,
@@ -30,6 +31,8 @@ _COMMON: Final[dict[str, float]] = {
     "balanced_ends": 0,
     "fused_loss": 0,
     "deepspeed": 0,
+    "cp_overlap": 1,
+    "trained": 1,
     "release": 0,
 }
 """Megatron as it is now: 16-bit weights, fp32 gradients, fp32 master weights with Adam's two moments."""
@@ -78,9 +81,9 @@ def megatron(precision: str, **switches: Any) -> Software:
     return _software(precision, _COMMON | {"tp_overlap": 1} | switches)
 
 
-def castra(strategies: Sequence[str], precision: str) -> Software:
-    """Castra's own program, one column per strategy named (each one of `STRATEGIES`)."""
-    kinds = [_ours(strategy, precision) for strategy in strategies]
+def castra(strategies: Sequence[str], precision: str, trained: float = 1.0) -> Software:
+    """Castra's own program, one column per strategy named (each one of `STRATEGIES`); a share of the weights learns."""
+    kinds = [_ours(strategy, precision) | {"trained": trained} for strategy in strategies]
     return _software(precision, {name: np.array([kind[name] for kind in kinds]) for name in _COMMON})
 
 
@@ -102,18 +105,20 @@ def _software(precision: str, traits: Mapping[str, Any]) -> Software:
 def _ours(strategy: str, precision: str) -> dict[str, float]:
     """One strategy of `training.parallel`, in the terms of Rajbhandari et al. 2020 (ZeRO, arXiv:1910.02054)."""
     deepspeed = strategy.startswith("zero")
-    # bf16 is autocast over fp32 weights, or bf16 weights throughout, of which FSDP2 keeps the fp32 shards
-    autocast = precision == "bf16" and strategy in {"ddp", "zero1"}
-    cast = precision == "bf16" and not autocast
+    # 16 bits are autocast over fp32 weights, or 16-bit weights throughout, of which FSDP2 keeps the fp32 shards
+    low = precision in {"bf16", "fp16"}
+    autocast = (low and strategy == "ddp") or (precision == "bf16" and strategy in {"zero0", "zero1"})
+    cast = low and not autocast
     return _COMMON | {
         "deepspeed": float(deepspeed),
         "weight_bytes": 2 if cast and deepspeed else 4,
         # Adam's two moments, and the fp32 master weights DeepSpeed keeps whatever the weights are
-        "optimizer_bytes": 12 if deepspeed else 8,
+        "optimizer_bytes": 12 if deepspeed and (cast or strategy != "zero0") else 8,
         "copy_bytes": 2 if autocast else 0,
         "gathered_bytes": 2 if cast else 4,
         "collectives_per_layer": 12 if strategy == "zero3" else 1,
         "reduces_each": float(strategy in {"zero2", "zero3"}),
         "holds_gradients": float(strategy == "fsdp2"),
+        "cp_overlap": 0,
         "fused_loss": 1,
     }

@@ -8,7 +8,7 @@ import numpy as np
 from planner.collectives import group_rate, ring
 from planner.constants import Constants
 from planner.layers import SMALL, Pass, Rates, again, dense_share, gemm, layer, on_core
-from planner.schema import OFFLOAD, RECOMPUTE, Configs, Floats
+from planner.schema import OFFLOAD, OPTIMIZER_AWAY, PARAMETERS_AWAY, RECOMPUTE, Configs, Floats, is_code
 from planner.states import end_parameters, layer_parameters, parameters_per_rank
 
 LOSS_BYTES: Final = 14.0
@@ -49,7 +49,7 @@ def layer_time(configs: Configs, constants: Constants) -> LayerTime:
     """An average layer; a pass is never faster than its host starts it."""
     forward, backward = layer(configs, constants)
     more = again(configs, forward)
-    held = layer_parameters(configs) * 2 * configs.software.gradient_bytes
+    held = layer_parameters(configs) * 2 * configs.software.gradient_bytes * configs.software.trained
     backward.parts[SMALL] = backward.parts[SMALL] + held / Rates.of(configs, constants).memory
     both: dict[str, Floats] = {name: forward.parts[name] + backward.parts[name] + more[name] for name in forward.parts}
     host = constants.launch_us * 1e-6
@@ -146,7 +146,7 @@ def _sharded(configs: Configs, constants: Constants, one: LayerTime) -> tuple[Fl
     latency = software.collectives_per_layer * np.where(group > inside, hops, configs.hardware.intra_latency)
     weights = layer_parameters(configs)
     gather = ring(weights * software.gathered_bytes, group, rate, latency, 1.0)
-    reduce = ring(weights * software.reduced_bytes, group, rate, latency, 1.0)
+    reduce = ring(weights * software.reduced_bytes * software.trained, group, rate, latency, 1.0)
     forward = np.where(third, _beside(one.forward, gather, constants.overlap), 0.0)
     each = np.where(software.holds_gradients > 0, 0.0, reduce)  # who holds them sends them once a step
     sent = np.where(third, gather + each, np.where(second, reduce, 0.0))
@@ -164,7 +164,9 @@ def _sharded_ends(configs: Configs, constants: Constants) -> Floats:
     rate = group_rate(layout.shard, inside, rates.links, rates.network, configs.hardware.per_node)
     weights = end_parameters(configs)
     gather = ring(weights * software.gathered_bytes, layout.shard, rate, configs.hardware.intra_latency, 1.0)
-    reduce = ring(weights * software.reduced_bytes, layout.shard, rate, configs.hardware.intra_latency, 1.0)
+    reduce = ring(
+        weights * software.reduced_bytes * software.trained, layout.shard, rate, configs.hardware.intra_latency, 1.0
+    )
     times = np.where(software.holds_gradients > 0, 1.0, layout.ga)
     return np.where(third, layout.ga * gather + times * reduce, 0.0)
 
@@ -187,7 +189,7 @@ def _gradients(configs: Configs, constants: Constants, backward: Floats) -> Floa
     nodes, span = layout.dp / inside, shard / close
     tree = buckets * np.where(nodes > 1, 2 * hop * np.log2(np.maximum(nodes, 2)), configs.hardware.intra_latency)
     line = buckets * np.where(span > 1, hop * span, configs.hardware.intra_latency)
-    reduced, gathered = mine * software.reduced_bytes, mine * software.gathered_bytes
+    reduced, gathered = mine * software.reduced_bytes * software.trained, mine * software.gathered_bytes
     replicas = layout.dp / shard
     across = ring(reduced / shard, replicas, rates.network / per_node, tree, 2.0)
     scattered = ring(reduced, shard, part, line, 1.0)
@@ -206,6 +208,22 @@ def _gradients(configs: Configs, constants: Constants, backward: Floats) -> Floa
 def _optimizer(configs: Configs, constants: Constants) -> tuple[Floats, Floats]:
     """AdamW on this rank's share of the states; and the travel to and from the host's memory."""
     layout, rates = configs.layout, Rates.of(configs, constants)
-    mine = parameters_per_rank(configs) / np.where(layout.zero >= 1, np.maximum(layout.shard, 1), 1.0)
-    away = np.where(layout.offload == OFFLOAD.index("optimizer"), mine * 16.0 / configs.hardware.host, 0.0)
+    held = parameters_per_rank(configs) / np.where(layout.zero >= 1, np.maximum(layout.shard, 1), 1.0)
+    mine = held * configs.software.trained
+    away = np.where(layout.offload >= OPTIMIZER_AWAY, mine * 16.0 / configs.hardware.host, 0.0)
+    if np.any(layout.offload > OPTIMIZER_AWAY):
+        away = away + _beyond(configs, held, mine)
     return mine * on_core(configs, CORE_OPTIMIZER_BYTES, OPTIMIZER_BYTES) / rates.memory + FIXED_S, away
+
+
+def _beyond(configs: Configs, held: Floats, mine: Floats) -> Floats:
+    """What more travels where not the optimizer alone lies in the host's memory: none of it is taken to be hidden.
+
+    Weights of 2 bytes come for every forward and every backward pass; from a disk come, and go back to it, the
+    optimizer's 12 bytes.
+    """
+    layout, hardware = configs.layout, configs.hardware
+    fetched = np.where(layout.offload >= PARAMETERS_AWAY, 2 * layout.ga * held * 2.0, 0.0)
+    on_disk = is_code(layout.offload, OFFLOAD, "optimizer-nvme", "parameters-nvme")
+    rate = np.where(on_disk, np.minimum(hardware.disk, hardware.host), hardware.host)
+    return fetched / rate + np.where(on_disk, mine * 24.0 / hardware.disk, 0.0)

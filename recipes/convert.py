@@ -38,7 +38,7 @@ def _cluster(before: LocalCluster | AwsCluster, kind: str) -> dict[str, Any]:
     if kind == "local":
         return {"nodes": min(before.nodes, MOST_HERE)}
     if not isinstance(before, AwsCluster):
-        return {"instance_type": SMALLEST, "nodes": before.nodes}
+        return {"instance_type": SMALLEST, "nodes": before.nodes * before.processes_per_node}
     shared = before.model_dump(include=set(AwsCluster.model_fields))
     suits = [one for one in before.capacity if _suits(one.partition(":")[0], kind, before.nodes)]
     return shared | {"capacity": suits or ["on-demand"]}

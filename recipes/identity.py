@@ -10,6 +10,7 @@ from operator import getitem
 from typing import Any
 
 from recipes.fields import fields
+from recipes.parallel import Parallel
 from recipes.spec import Recipe
 
 
@@ -32,7 +33,7 @@ class Step:
 STEPS: dict[str, Step] = {
     "image": Step(version=1, covers=("image",), facts=("template",), optional=("template",)),
     "preprocess": Step(
-        version=1,
+        version=2,
         covers=("data",),
         inputs=("tokenizer",),
         facts=("source", "tokenizer_digest"),
@@ -40,24 +41,26 @@ STEPS: dict[str, Step] = {
     ),
     # The number of ranks is here, and the kind of machine is not: splitting a sum differently changes its last bits.
     "train": Step(
-        version=1,
+        version=2,
         covers=("model", "parallel", "train"),
         inputs=("dataset", "initial"),
         facts=("world_size",),
         optional=("initial",),
     ),
-    "score": Step(version=1, covers=("score",), inputs=("dataset", "model")),
+    "score": Step(version=2, covers=("score",), inputs=("dataset", "model", "initial"), optional=("initial",)),
     # The model card says the name, the description, the source and the score.
     "export": Step(
         version=1,
         covers=("export", "name", "description", "data.source"),
-        inputs=("dataset", "model", "score"),
-        optional=("score",),
+        inputs=("dataset", "model", "score", "initial"),
+        optional=("score", "initial"),
     ),
     "serve": Step(version=1, covers=("serve",), inputs=("export",)),
 }
 
 LATER: Mapping[str, object] = {
+    "model.pretrained": "",
+    "model.sliding_window": None,
     "model.head_dim": None,
     "model.gated": True,
     "model.mla": False,
@@ -73,16 +76,42 @@ LATER: Mapping[str, object] = {
     "parallel.cp": 1,
     "parallel.ep": 1,
     "parallel.recompute": "auto",
+    "parallel.offload": "none",
+    "parallel.offload_to": "cpu",
+    "data.kind": "text",
+    "data.text_field": "text",
+    "data.messages_field": "messages",
+    "data.chat_template": "tokenizer",
+    "data.packing": "concat",
+    "data.documents_apart": False,
+    "data.megatron": False,
+    "train.schedule": "cosine",
+    "train.decay_ratio": 0.2,
+    "train.compile": False,
+    "train.lora_rank": 0,
+    "train.lora_alpha": 32.0,
+    "train.lora_targets": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    "train.on_bad_step": "stop",
+    "train.max_bad_steps": 10,
+    "train.loss_spike": None,
+    "train.eval_every": 0,
+    "train.eval_sequences": 64,
+    "score.max_perplexity": None,
+    "score.baseline": "",
+    "score.tasks": [],
+    "export.quantize": "none",
+    "export.merge_lora": True,
+    "export.push_to": "",
 }
 """Fields that came later, with what held before there was a choice: left out where it still does, so that what was
-made then is found."""
+made then is found. So is `parallel.shard` where it is the old choice, all data parallel ranks."""
 
 
 def identity(recipe: Recipe, step: str, inputs: Mapping[str, str], **facts: str | int) -> dict[str, Any]:
     """What `store.manifest.fingerprint` hashes for one step of a recipe whose `parallel` is resolved.
 
     `inputs` are the store keys of the results the step reads. `facts` by step: preprocess takes `source` (the digest
-    of the source's inventory) and, where `data.tokenizer` is a file, `tokenizer_digest` (of its content); train takes
+    of the source's inventory) and, where `data.tokenizer` is a path, `tokenizer_digest` (of its content); train takes
     `world_size` (ranks over all nodes); image takes `template` (a digest of what the image is built from).
     Raises ValueError where an input or a fact is missing or unknown, or where train's `parallel` is still auto.
     """
@@ -93,7 +122,15 @@ def identity(recipe: Recipe, step: str, inputs: Mapping[str, str], **facts: str 
         covered = _dataset(recipe, covered, {**inputs, **facts})
     if step == "train" and "auto" in recipe.parallel.model_dump(exclude={"recompute"}).values():
         raise ValueError("train has no identity while parallel is auto: resolve it with the planner first")
+    if step == "train" and _shards_as_ever(recipe.parallel, int(facts["world_size"])):
+        del covered["parallel.shard"]
     return {"step": step, "version": told.version, "recipe": covered, "inputs": dict(inputs), "facts": facts}
+
+
+def _shards_as_ever(parallel: Parallel, ranks: int) -> bool:
+    """Whether the states are cut up among as many ranks as they were before there was a choice."""
+    copies = ranks // (int(parallel.tp) * int(parallel.pp) * int(parallel.cp))
+    return parallel.shard == (copies if parallel.strategy == "fsdp2" else 1)
 
 
 def _complete(step: str, told: Step, inputs: Mapping[str, str], facts: Mapping[str, object]) -> None:
@@ -119,5 +156,5 @@ def _dataset(recipe: Recipe, covered: dict[str, Any], given: Mapping[str, object
     if "tokenizer" in given:  # that of an earlier dataset, whatever the recipe says
         return content
     if learns == ("tokenizer_digest" in given):
-        raise ValueError("preprocess needs tokenizer_digest when, and only when, data.tokenizer is a file")
+        raise ValueError("preprocess needs tokenizer_digest when, and only when, data.tokenizer is a path")
     return content | {"model.vocab_size": recipe.model.vocab_size} if learns else content

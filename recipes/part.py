@@ -1,8 +1,10 @@
 """What every section of a recipe is: frozen, and without fields it does not know."""
 
-from typing import TypeVar
+from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, PositiveInt
+
+Size = PositiveInt | Literal["auto"]
 
 
 class Part(BaseModel):

@@ -5,13 +5,18 @@ from typing import Any, Final
 
 from recipes.spec import Model, Recipe
 
-LLAMA: Final[dict[str, Any]] = {
+DENSE: Final[dict[str, Any]] = {
     name: Model.model_fields[name].default
-    for name in ("head_dim", "gated", "mla", "experts", "topk", "expert_ffn", "shared_experts", "dense_layers")
+    for name in ("mla", "experts", "topk", "expert_ffn", "shared_experts", "dense_layers")
 }
-"""The network that the program trains: Llama's, dense."""
-ARITHMETIC: Final = ("fp32", "bf16")
+"""What all networks that the program trains have in common."""
+ARITHMETIC: Final = ("fp32", "bf16", "fp16")
 SIZES: Final = ("tp", "pp", "vpp", "cp", "ep")
+
+
+def dense(model: Model) -> Model:
+    """The nearest network that Castra's own program trains: the model itself, if it does."""
+    return model.model_copy(update=DENSE | {"gated": model.family != "gpt2"})
 
 
 def only_planned(recipe: Recipe) -> list[str]:
@@ -25,8 +30,9 @@ def _found(recipe: Recipe) -> Iterator[str]:
         yield from (
             f"parallel.{name} {size}" for name in SIZES if (size := getattr(recipe.parallel, name)) not in ("auto", 1)
         )
-    for name, default in LLAMA.items():
-        if (value := getattr(recipe.model, name)) != default:
+    able = dense(recipe.model)
+    for name in ("gated", *DENSE):
+        if (value := getattr(recipe.model, name)) != getattr(able, name):
             yield f"model.{name} {str(value).lower()}"
     if recipe.train.precision not in ARITHMETIC:
         yield f"train.precision {recipe.train.precision}"

@@ -18,7 +18,7 @@ REFERENCE = Path(__file__).parent.parent / "docs" / "recipe.md"
 _OPENING = """\
 # The recipe
 
-<!-- Written by `python -m recipes.schema` from recipes/spec.py: change the spec, not this file. -->
+<!-- Written by `python -m recipes.schema` from recipes/spec.py and what it imports: change these, not this file. -->
 
 A recipe is one YAML file that says everything a run needs to know. Every field has a default, and the defaults together
 are the miniature, which runs on one machine in minutes: `name: my-model` alone is a whole recipe. The gallery is in
@@ -36,7 +36,7 @@ def editor_schema() -> dict[str, Any]:
     """The JSON schema (draft 2020-12) of a recipe file, also of what only YAML allows: `parallel: auto`."""
     schema = deepcopy(fields.schema())
     for part in schema["$defs"].values():
-        if "kind" in part["properties"]:
+        if "const" in part["properties"].get("kind", {}):
             part["required"] = ["kind"]
     parallel = schema["properties"]["parallel"]
     parallel["anyOf"] = [{"$ref": parallel.pop("$ref")}, {"const": "auto"}]

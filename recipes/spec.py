@@ -12,106 +12,29 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from recipes.cluster import Cluster, LocalCluster
-from recipes.part import Part, agreed
+from recipes.data import Data
+from recipes.model import Model
+from recipes.parallel import Parallel, Strategy
+from recipes.part import Part, Size, agreed
+from recipes.weights import linear_layers
+
+__all__ = [
+    "Budget",
+    "Data",
+    "Export",
+    "Flavour",
+    "Image",
+    "Model",
+    "Parallel",
+    "Recipe",
+    "Score",
+    "Serve",
+    "Strategy",
+    "Train",
+]
 
 Flavour = Literal["local", "pcluster-cpu", "pcluster-gpu", "pcluster-neuron", "eks-gpu", "batch-ecs-gpu", "base-gpu"]
-Strategy = Literal["auto", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
-Size = PositiveInt | Literal["auto"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Model(Part):
-    """The network: a Llama-architecture decoder, trained from scratch; what differs from Llama is planned, not run."""
-
-    family: Literal["llama"] = Field("llama", description="Architecture, by its transformers name.")
-    hidden_size: PositiveInt = Field(192, description="Width of the residual stream.", examples=[4096])
-    layers: PositiveInt = Field(2, description="Number of decoder blocks.", examples=[32])
-    heads: PositiveInt = Field(6, description="Attention heads per block; must divide hidden_size.", examples=[32])
-    kv_heads: PositiveInt = Field(
-        6, description="Key/value heads (grouped-query attention); must divide heads.", examples=[8]
-    )
-    ffn_size: PositiveInt = Field(512, description="Width of the gated MLP.", examples=[14336])
-    vocab_size: PositiveInt = Field(
-        4096,
-        ge=300,
-        description="Tokens the tokenizer may have; the miniature trains one of this size.",
-        examples=[128256],
-    )
-    tie_embeddings: bool = Field(True, description="Share the input and the output embedding.")
-    rope_theta: PositiveFloat = Field(
-        10000.0, description="Base of the rotary position embedding.", examples=[500000.0]
-    )
-    head_dim: PositiveInt | None = Field(
-        None, description="Width of one attention head; empty is hidden_size / heads.", examples=[256]
-    )
-    gated: bool = Field(True, description="The MLP has three matrices (Llama), not two (GPT).")
-    mla: bool = Field(False, description="Multi-head latent attention (DeepSeek).")
-    experts: int = Field(
-        0, ge=0, description="Routed experts of each block (mixture of experts); 0 is dense.", examples=[64]
-    )
-    topk: int = Field(0, ge=0, description="Experts that each token visits; 0 where there are none.", examples=[8])
-    expert_ffn: int = Field(0, ge=0, description="Width of one expert; 0 is ffn_size.", examples=[1408])
-    shared_experts: int = Field(0, ge=0, description="Experts that every token visits besides.", examples=[2])
-    dense_layers: int = Field(0, ge=0, description="Leading blocks without experts.", examples=[3])
-
-    @model_validator(mode="after")
-    def _shapes_divide(self) -> Self:
-        wrong = []
-        if self.hidden_size % self.heads and not self.head_dim:
-            wrong.append(f"heads ({self.heads}) must divide hidden_size ({self.hidden_size})")
-        elif (width := self.head_dim or self.hidden_size // self.heads) % 2:
-            wrong.append(f"hidden_size / heads is {width}, rotary embedding needs it even")
-        if self.heads % self.kv_heads:
-            wrong.append(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
-        return agreed(self, wrong + self._experts_agree())
-
-    def _experts_agree(self) -> list[str]:
-        wrong = []
-        if self.experts and not 1 <= self.topk <= self.experts:
-            wrong.append(f"topk ({self.topk}) must be at least 1 and at most experts ({self.experts})")
-        if not self.experts and (self.topk or self.expert_ffn or self.shared_experts or self.dense_layers):
-            wrong.append("topk, expert_ffn, shared_experts and dense_layers need experts above 0")
-        if self.dense_layers > self.layers:
-            wrong.append(f"dense_layers ({self.dense_layers}) is above layers ({self.layers})")
-        return wrong
-
-
-class Data(Part):
-    """What the model learns from, and how it becomes tokens."""
-
-    source: str = Field(
-        "python-stdlib",
-        description="'python-stdlib' (the standard library of the Python that runs Castra) or a folder of text files.",
-        examples=["python-stdlib", "/fsx/corpus"],
-    )
-    include: tuple[str, ...] = Field(
-        ("*.py",), min_length=1, description="File name patterns that are read.", examples=[["*.txt", "*.md"]]
-    )
-    min_chars: PositiveInt = Field(200, description="Shorter documents are dropped. Unit: characters.")
-    max_chars: PositiveInt = Field(500_000, description="Longer documents are dropped. Unit: characters.")
-    max_documents: PositiveInt | None = Field(
-        None, description="Read at most this many documents, taken evenly over the source; empty reads all."
-    )
-    near_duplicate: float = Field(
-        0.8,
-        gt=0,
-        le=1,
-        description="Drop a document whose estimated Jaccard similarity with an earlier one is at least this; "
-        "1 drops exact copies only.",
-    )
-    held_out: Annotated[float, Field(gt=0, lt=0.5)] = Field(
-        0.03, description="Share of the documents (by a hash of their path) kept for scoring, never trained on."
-    )
-    sequence_length: PositiveInt = Field(128, ge=16, description="Tokens per training sequence.", examples=[8192])
-    tokenizer: str = Field(
-        "train",
-        description="'train' (byte-level BPE of model.vocab_size on this data) or the path of a tokenizer.json.",
-    )
-
-    @model_validator(mode="after")
-    def _lengths_leave_some(self) -> Self:
-        short = self.min_chars > self.max_chars
-        return agreed(self, [f"min_chars ({self.min_chars}) is above max_chars ({self.max_chars})"] if short else [])
 
 
 class Image(Part):
@@ -133,56 +56,6 @@ class Image(Part):
     )
 
 
-class Parallel(Part):
-    """How the model and its states are spread over the ranks."""
-
-    strategy: Strategy = Field(
-        "auto",
-        description="auto takes the planner's choice; ddp, fsdp2 (torch), zero1/zero2/zero3 (DeepSpeed).",
-    )
-    micro_batch_size: Size = Field(
-        "auto", description="Sequences per rank and forward pass; auto takes the largest that fits.", examples=[4]
-    )
-    software: Literal["castra", "megatron"] = Field(
-        "castra",
-        description="Which training program is planned for: Castra's own, or Megatron-LM, which is planned and not yet "
-        "run; a size above 1 below, or recompute, means megatron where nothing else is said.",
-    )
-    tp: Size = Field("auto", description="Tensor parallel ranks: each layer is cut up among them.", examples=[8])
-    pp: Size = Field("auto", description="Pipeline stages, each with a part of the layers.", examples=[4])
-    vpp: Size = Field("auto", description="Parts of the model that each pipeline stage holds (interleaved).")
-    cp: Size = Field("auto", description="Context parallel ranks: each sequence is cut up among them.")
-    ep: Size = Field("auto", description="Expert parallel ranks: the experts of each layer lie on so many.")
-    recompute: Literal["auto", "none", "selective", "full"] = Field(
-        "auto",
-        description="What Megatron's backward pass does again: nothing, the attention, or whole layers; Castra's own "
-        "program has train.activation_checkpointing.",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _names_its_software(cls, value: Any) -> Any:
-        """What only Megatron can do means Megatron."""
-        if isinstance(value, dict) and "software" not in value and any(_is_megatrons(item) for item in value.items()):
-            return value | {"software": "megatron"}
-        return value
-
-    @model_validator(mode="after")
-    def _software_can(self) -> Self:
-        if self.software == "megatron":
-            return self
-        beyond = [f"{name}: {value}" for name, value in self if _is_megatrons((name, value))]
-        return agreed(self, [f"{', '.join(beyond)} is Megatron's: write software: megatron"] if beyond else [])
-
-
-def _is_megatrons(field: tuple[str, Any]) -> bool:
-    """Whether a field of `parallel`, with its value, asks for more than Castra's own trainer can."""
-    name, value = field
-    if name == "recompute":
-        return bool(value != "auto")
-    return name in {"tp", "pp", "vpp", "cp", "ep"} and str(value) not in {"auto", "1"}
-
-
 class Train(Part):
     """The optimisation."""
 
@@ -195,17 +68,60 @@ class Train(Part):
     beta1: Fraction = Field(0.9, description="AdamW first moment decay.")
     beta2: Fraction = Field(0.95, description="AdamW second moment decay.")
     grad_clip: PositiveFloat = Field(1.0, description="Gradients are scaled down to this global norm.")
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = Field(
+        "cosine",
+        description="The learning rate after warm-up: cosine or linear decay to min_lr_ratio, constant, or wsd, which "
+        "is constant and decays linearly over the last decay_ratio of the steps.",
+    )
+    decay_ratio: Fraction = Field(0.2, description="wsd: share of the steps in which the learning rate decays.")
     precision: Literal["fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"] = Field(
         "fp32",
-        description="Arithmetic of the forward and backward pass; Castra's own program runs fp32 and bf16, the others "
-        "are planned.",
+        description="Arithmetic of the forward and backward pass; Castra's own program runs fp32, bf16 and fp16 (with "
+        "a loss scale), the others are planned.",
     )
-    activation_checkpointing: bool = Field(
-        False, description="Recompute activations in the backward pass: about a third more work, far less memory."
+    activation_checkpointing: bool | Literal["selective"] = Field(
+        False,
+        description="Recompute activations in the backward pass: true, whole layers, about a third more work, far less "
+        "memory; selective, all but the matrix products.",
     )
+    compile: bool = Field(False, description="Compile the decoder blocks with torch.compile.")
+    lora_rank: int = Field(
+        0, ge=0, description="Train low-rank adapters of this rank beside frozen weights; 0 trains all weights."
+    )
+    lora_alpha: PositiveFloat = Field(32.0, description="Adapters are scaled by lora_alpha / lora_rank.")
+    lora_targets: tuple[str, ...] = Field(
+        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        min_length=1,
+        description="Linear layers that get an adapter, by the last part of their name.",
+    )
+    on_bad_step: Literal["stop", "skip"] = Field(
+        "stop",
+        description="When a loss or gradient is not finite, or the loss spikes: stop, or skip that update and go on.",
+    )
+    max_bad_steps: PositiveInt = Field(10, description="skip: stop after so many bad steps in a row.")
+    loss_spike: Annotated[float, Field(gt=1)] | None = Field(
+        None,
+        description="A loss above so many times the median of the last 100 steps is a bad step; empty judges none.",
+        examples=[3.0],
+    )
+    eval_every: int = Field(
+        0, ge=0, description="Optimizer steps between losses on held-out data; 0 measures none.", examples=[1000]
+    )
+    eval_sequences: PositiveInt = Field(64, description="Held-out sequences of such a loss.")
     seed: int = Field(1, ge=0, description="Seed of the initial weights and of the sample order.")
-    checkpoint_every: PositiveInt = Field(200, description="Execution. Optimizer steps between checkpoints.")
-    keep_checkpoints: PositiveInt = Field(2, description="Execution. How many checkpoints are kept, newest first.")
+    checkpoint_every: Size = Field(
+        200,
+        description="Execution. Optimizer steps between checkpoints; auto takes the plan's (Young, Daly).",
+    )
+    keep_checkpoints: PositiveInt = Field(
+        2,
+        description="Execution. How many checkpoints are kept, newest first, besides that of the best held-out loss.",
+    )
+    hang_after_s: PositiveFloat = Field(
+        600.0,
+        description="Execution. A step that takes longer ends the attempt, with every rank's stack in the output. "
+        "Unit: seconds.",
+    )
     rehearse_failure_at: PositiveInt | None = Field(
         None,
         description="Execution. Kill every rank once at this step, to prove that the run resumes from its checkpoint.",
@@ -233,12 +149,30 @@ class Score(Part):
     max_bits_per_byte: PositiveFloat | None = Field(
         None, description="Upper limit on held-out bits per byte; empty asks only for the baselines."
     )
+    max_perplexity: PositiveFloat | None = Field(None, description="Upper limit on the held-out perplexity per token.")
+    baseline: str = Field(
+        "",
+        description="A Hugging Face folder that is scored on the same text; the model must not be worse than it.",
+        examples=["/fsx/models/last-month"],
+    )
+    tasks: tuple[str, ...] = Field(
+        (), description="Tasks of lm-evaluation-harness (needs lm_eval on the nodes).", examples=[["hellaswag"]]
+    )
 
 
 class Export(Part):
     """The Hugging Face folder."""
 
-    dtype: Literal["fp32", "bf16"] = Field("fp32", description="Type of the exported weights.")
+    dtype: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Type of the exported weights.")
+    quantize: Literal["none", "int8", "int4"] = Field(
+        "none", description="Write a weight-only quantised copy besides: int8 per channel, or int4 in groups of 128."
+    )
+    merge_lora: bool = Field(True, description="Add trained adapters to the weights; false writes them apart (PEFT).")
+    push_to: str = Field(
+        "",
+        description="Upload the folder there: s3://bucket/prefix, or hf://name (with the environment's HF_TOKEN).",
+        examples=["s3://my-models/llama3-8b"],
+    )
     max_shard_mb: PositiveInt = Field(5000, description="Largest safetensors file. Unit: MB (10^6 bytes).")
     license: str = Field("apache-2.0", description="Licence named in the model card (Hugging Face identifier).")
     parity_tolerance: PositiveFloat = Field(
@@ -247,12 +181,13 @@ class Export(Part):
 
 
 class Serve(Part):
-    """The check that the exported model speaks."""
+    """The check that the exported model speaks, and how it is served."""
 
     prompts: tuple[str, ...] = Field(
         ("def __init__(self", "import os\n", "for i in range("), min_length=1, description="Texts to continue."
     )
     max_new_tokens: PositiveInt = Field(40, description="Tokens generated per prompt.")
+    tp: PositiveInt = Field(1, description="Execution. Tensor parallel ranks that serve the model together.")
 
 
 class Budget(Part):
@@ -304,3 +239,10 @@ class Recipe(Part):
         if isinstance(value, dict) and value.get("parallel") == "auto":
             return value | {"parallel": {}}
         return value
+
+    @model_validator(mode="after")
+    def _adapters_have_layers(self) -> Self:
+        layers = linear_layers(self.model)
+        strange = [name for name in self.train.lora_targets if name not in layers] if self.train.lora_rank else []
+        told = f"train.lora_targets {', '.join(strange)}: {self.model.family} has only {', '.join(layers)}"
+        return agreed(self, [told] if strange else [])

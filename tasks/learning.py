@@ -28,12 +28,14 @@ import planner
 from planner import drift, interval, memory
 from planner.calibrate import adapt
 from planner.keys import key_of
+from planner.own import AGAIN, STAGES, offload_of
 from planner.profiles import Profiles
 from planner.rows import Row, Steps, parse, steps
 from recipes import Recipe
 from recipes.cluster import AwsCluster, LocalCluster
 from recipes.identity import identity
 from recipes.spec import Parallel
+from recipes.weights import width
 from store import Conflict, Store, StoreError, open_store
 from store.manifest import Manifest, fingerprint
 from store.objects import in_s3
@@ -47,8 +49,7 @@ FIRST: Final = 3
 """Steps at a run's start that are left out: allocators, kernels and caches are still finding their places."""
 FEWEST: Final = 5
 """Steps that must remain; fewer teach nothing."""
-ZERO: Final = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp2": 3}
-RESOLVED: Final = Parallel(strategy="ddp", micro_batch_size=1, tp=1, pp=1, vpp=1, cp=1, ep=1)
+RESOLVED: Final = Parallel(strategy="ddp", micro_batch_size=1, shard=1, tp=1, pp=1, vpp=1, cp=1, ep=1)
 KEYS: Final = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE",
                "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")  # fmt: skip
 """One of these is set where S3 is used; without, a plan does not wait for it."""
@@ -84,35 +85,38 @@ def measured(
 def row(recipe: Recipe, machine: planner.Machine, ranks: int, found: Measured) -> dict[str, str]:
     """A measured training as a row of a table of steps; the recipe's `parallel` must be resolved."""
     model, strategy, rows = recipe.model, recipe.parallel.strategy, recipe.train.global_batch_size
-    micro, zero = int(recipe.parallel.micro_batch_size), ZERO[strategy]
+    micro, zero = int(recipe.parallel.micro_batch_size), STAGES[strategy]
+    sizes = {name: int(getattr(recipe.parallel, name)) for name in ("tp", "pp", "vpp", "cp")}
+    copies = ranks // (sizes["tp"] * sizes["pp"] * sizes["cp"])
     shape = {
         "hidden": model.hidden_size,
         "ffn": model.ffn_size,
-        "gated_mlp": 1,
+        "gated_mlp": int(model.gated),
         "layers": model.layers,
         "heads": model.heads,
         "kv_heads": model.kv_heads,
-        "head_dim": model.hidden_size // model.heads,
+        "head_dim": width(model),
         "vocab": model.vocab_size,
         "tied_emb": int(model.tie_embeddings),
         "seq": recipe.data.sequence_length,
         **dict.fromkeys(("n_experts", "topk", "moe_ffn", "shared_experts", "dense_layers", "mla"), 0),
     }
     layout = {
-        **dict.fromkeys(("tp", "pp", "vpp"), 1),
-        "dp": ranks,
-        **dict.fromkeys(("cp", "ep"), 1),
+        **sizes,
+        "dp": copies,
+        "ep": 1,
         "zero": zero,
-        "shard_size": ranks if zero else 1,
+        "shard_size": int(recipe.parallel.shard) if strategy == "fsdp2" else copies if zero else 1,
         "mbs": micro,
         "gbs": rows,
-        "ga": rows // (micro * ranks),
-        "recompute": "full" if recipe.train.activation_checkpointing else "none",
-        "seq_parallel": 0,
+        "ga": rows // (micro * copies),
+        "recompute": AGAIN[recipe.train.activation_checkpointing],
+        "seq_parallel": int(sizes["tp"] > 1),
         "flash_attn": 1,
         "precision": recipe.train.precision,
-        **dict.fromkeys(("tp_overlap", "compile"), 0),
-        "offload": "none",
+        "tp_overlap": 0,
+        "compile": int(recipe.train.compile),
+        "offload": offload_of(recipe.parallel),
     }
     place = {
         "hw": machine.chip,
@@ -166,9 +170,18 @@ class Lessons:
         if isinstance(cluster, LocalCluster):
             return None
         rate, basis = self._save_rate(cluster)
-        save_s = interval.planned_save_s(planner.parameters(self.recipe.model), cluster.nodes, rate)
-        advice = interval.advise(step_s, save_s, accelerators, train.checkpoint_every, train.steps)
+        save_s = interval.planned_save_s(interval.saved_weights(self.recipe), cluster.nodes, rate)
+        every = train.checkpoint_every
+        if every == "auto":
+            every = interval.advise(step_s, save_s, accelerators, 1, train.steps).every
+        advice = interval.advise(step_s, save_s, accelerators, every, train.steps)
         return f"{str(advice).removesuffix('.')} at {rate:.3g} GB/s per node ({basis})."
+
+    @property
+    def save_gb_per_s(self) -> float:
+        """At which each node saves: measured, or likely."""
+        cluster = self.recipe.cluster
+        return interval.NODE_GB_PER_S if isinstance(cluster, LocalCluster) else self._save_rate(cluster)[0]
 
     def _save_rate(self, cluster: AwsCluster) -> tuple[float, str]:
         """GB/s at which each node saves: the fastest measured (small models save more slowly), or what is likely."""
@@ -257,7 +270,7 @@ def _learn(lineage: "Lineage", trained: Manifest, machine: planner.Machine) -> N
     name, torch = trained.key.partition("/")[2], str(trained.facts.get("torch", "unknown"))
     key = f"{FOLDER}/{instance(recipe)}/castra+torch-{torch}/{recipe.train.precision}/{name}.csv"
     emulated = not machine.local and trained.facts.get("device") == "cpu"
-    if emulated or store.get(key) is not None:
+    if emulated or recipe.train.lora_rank or store.get(key) is not None:  # the tables have no row for adapters
         return
     found = measured(name, _journal(store, trained), torch, _save_rate(recipe, trained))
     if found is None:
@@ -274,7 +287,7 @@ def _learn(lineage: "Lineage", trained: Manifest, machine: planner.Machine) -> N
 
 def _save_rate(recipe: Recipe, trained: Manifest) -> float:
     seconds = float(trained.facts.get("save_seconds", 0))
-    size = planner.parameters(recipe.model) * interval.BYTES_PER_WEIGHT
+    size = interval.saved_weights(recipe) * interval.BYTES_PER_WEIGHT
     return size / recipe.cluster.nodes / seconds / 1e9 if seconds else 0.0
 
 

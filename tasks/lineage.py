@@ -18,6 +18,7 @@ from recipes.identity import identity
 from recipes.spec import Data, Parallel
 from store import Store, open_store
 from store.manifest import Manifest, Place, fingerprint, read_manifest
+from store.objects import state_folder
 from tasks.machines import check_launchable, plan_of
 from training.data.sources import SourceError, documents, inventory
 
@@ -29,6 +30,10 @@ MADE_FROM: Mapping[str, Mapping[str, str]] = {
     "export": {"dataset": "preprocess", "model": "train", "score": "score"},
     "serve": {"export": "export"},
 }
+
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+"""The files of a folder that decide how text becomes tokens; only the first must be there."""
 
 
 class NotDone(Exception):
@@ -61,8 +66,8 @@ class Lineage:
         read = {name: self.places[source] for name, source in MADE_FROM[step].items()}
         if self.ancestor and step == "preprocess":
             read["tokenizer"] = self.ancestor.dataset
-        if self.ancestor and step == "train":
-            read["initial"] = self.ancestor.export
+        if self.ancestor and (step == "train" or (step in ("score", "export") and self.recipe.train.lora_rank)):
+            read["initial"] = self.ancestor.export  # adapters alone are no model
         return read
 
     def manifest(self, step: str) -> Manifest | None:
@@ -129,12 +134,19 @@ def _source(data: Data, *, inherits: bool) -> dict[str, str]:
     """
     try:
         found = documents(data.source, data.include, data.max_documents)
-        facts = {"source": str(inventory(found)["digest"])}
+        facts = {"source": str(inventory(found, state_folder() / "digests.sqlite")["digest"])}
     except SourceError as error:
         raise Refused(str(error)) from None
     if data.tokenizer == "train" or inherits:
         return facts
-    tokenizer = Path(data.tokenizer)
-    if not tokenizer.is_file():
-        raise Refused(f"data.tokenizer {str(tokenizer)!r} is not a file: give a tokenizer.json, or 'train'")
-    return facts | {"tokenizer_digest": hashlib.sha256(tokenizer.read_bytes()).hexdigest()}
+    return facts | {"tokenizer_digest": _digest(Path(data.tokenizer).expanduser())}
+
+
+def _digest(tokenizer: Path) -> str:
+    """The SHA-256 of a tokenizer.json or, of a folder, of all files there that a tokenizer is made of."""
+    first, *beside = [tokenizer] if tokenizer.is_file() else [tokenizer / name for name in TOKENIZER]
+    if not first.is_file():
+        raise Refused(
+            f"data.tokenizer {str(tokenizer)!r} is not there: give a tokenizer.json, a folder that has one, or 'train'"
+        )
+    return hashlib.sha256(b"".join(file.read_bytes() for file in [first, *beside] if file.is_file())).hexdigest()

@@ -26,6 +26,13 @@ def plan_of(recipe: Recipe) -> planner.Plan:
     return replace(plan, advice=[*plan.advice, advice]) if advice else plan
 
 
+def checkpoint_steps(recipe: Recipe) -> int:
+    """Optimizer steps between a recipe's checkpoints, by its plan where it says auto; raises what `plan_of` raises."""
+    if recipe.train.checkpoint_every != "auto":
+        return recipe.train.checkpoint_every
+    return planner.checkpoint_steps(recipe, plan_of(recipe).best, learning.lessons(recipe).save_gb_per_s)
+
+
 def machine(recipe: Recipe) -> planner.Machine:
     """The machine a recipe's nodes are, as the planner sees it; raises `Refused` for an unknown instance type."""
     if isinstance(recipe.cluster, LocalCluster):
@@ -75,6 +82,9 @@ def as_machine(instance: catalog.Instance) -> planner.Machine:
         price_usd_per_hour=instance.price_usd_per_hour,
         price_as_of=instance.price_as_of,
         efa_interfaces=instance.efa_interfaces,
+        ram_gib=instance.ram_gib,
+        nvme_drives=instance.nvme_drives,
+        nvme_gb=instance.nvme_drives * instance.nvme_gb_each,
     )
 
 

@@ -82,23 +82,33 @@ def score(lineage: Lineage) -> Manifest:
     rows = [{"model": lineage.recipe.name, "bits_per_byte": facts["bits_per_byte"]}]
     rows += [{"model": name, "bits_per_byte": value} for name, value in sorted(facts["baselines"].items())]
     report.table("score", rows, f"Held-out bits per byte (lower is better); perplexity {facts['perplexity']:.1f}")
+    if tasks := facts.get("tasks"):
+        report.table("score-tasks", [{"task": task, **told} for task, told in sorted(tasks.items())], "lm-eval")
     return manifest
 
 
 def gate(lineage: Lineage, scored: Manifest) -> None:
     """Refuse a model that misses the recipe's limits: raises `GateClosed`."""
-    reached, rule = float(scored.facts["bits_per_byte"]), lineage.recipe.score
+    facts, rule = scored.facts, lineage.recipe.score
+    reached, baselines = float(facts["bits_per_byte"]), facts["baselines"]
     for baseline in rule.must_beat:
-        if reached >= (limit := float(scored.facts["baselines"][baseline])):
+        if reached >= (limit := float(baselines[baseline])):
             raise GateClosed(
                 f"the model needs {reached:.3f} bits per held-out byte, {baseline} needs {limit:.3f}: train longer "
                 f"(train.steps), or take {baseline!r} out of score.must_beat"
             )
-    if rule.max_bits_per_byte is not None and reached > rule.max_bits_per_byte:
+    if rule.baseline and reached > (limit := float(baselines["baseline"])):
         raise GateClosed(
-            f"the model needs {reached:.3f} bits per held-out byte, score.max_bits_per_byte allows "
-            f"{rule.max_bits_per_byte:.3f}: train longer, or raise the limit"
+            f"the model needs {reached:.3f} bits per held-out byte, score.baseline {rule.baseline} needs {limit:.3f}: "
+            "train longer, or take the baseline out"
         )
+    for name, unit in (("bits_per_byte", "bits per held-out byte"), ("perplexity", "as its held-out perplexity")):
+        limit = getattr(rule, f"max_{name}")
+        if limit is not None and facts[name] > limit:
+            raise GateClosed(
+                f"the model has {facts[name]:.3f} {unit}, score.max_{name} allows {limit:.3f}: train longer, or raise "
+                "the limit"
+            )
 
 
 def export(lineage: Lineage) -> Manifest:
@@ -114,6 +124,10 @@ def export(lineage: Lineage) -> Manifest:
         {"fact": "allowed", "value": f"{recipe.export.parity_tolerance:.0e}"},
         {"fact": "SHA-256 of the weights", "value": facts["weights_sha256"]},
     ]
+    if copy := facts.get("quantized"):
+        rows += [{"fact": f"quantised copy: {name.replace('_', ' ')}", "value": copy[name]} for name in sorted(copy)]
+    if facts.get("pushed"):
+        rows.append({"fact": "uploaded to", "value": lineage.recipe.export.push_to})
     report.table("export-proof", rows, f"Proof of the export {manifest.key}")
     return manifest
 

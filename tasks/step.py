@@ -15,13 +15,15 @@ from tasks import phrases, report
 from tasks.ground import Place, place_of
 from tasks.job import Work, run
 from tasks.lineage import MADE_FROM, Lineage
-from tasks.machines import processes_per_node
+from tasks.machines import checkpoint_steps, processes_per_node
 from tasks.policy import PATIENT
 from tasks.watch import Follower
 from training.data.sources import PYTHON_STDLIB
 
 PART_OF = {"tokenizer": "tokenizer.json", "initial": "hf"}
 """Inputs that are a part of an earlier result, not the whole folder."""
+BUILD_THE_MODEL = ("train", "score", "export")
+"""Steps that make the network, for which the folder it began with decides what the recipe does not say."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class Program:
 
     module: str
     everywhere: bool = False
-    """On all nodes with all their ranks, or as one process on one node."""
+    """On all nodes with all their ranks, or as one process on each of `nodes`."""
+    nodes: int = 1
     timeout_s: int = 4 * 3600
     attempts: int = 2
 
@@ -60,6 +63,8 @@ def _work(lineage: Lineage, step: str, program: Program, told: Mapping[str, Any]
         name: "/".join(filter(None, (place.input(source.key), PART_OF.get(name))))
         for name, source in lineage.inputs(step).items()
     }
+    if recipe.model.pretrained and not lineage.ancestor and step in BUILD_THE_MODEL:
+        inputs["initial"] = _in_full(recipe.model.pretrained)
     work = Work(
         step,
         key,
@@ -70,9 +75,9 @@ def _work(lineage: Lineage, step: str, program: Program, told: Mapping[str, Any]
         timeout_s=program.timeout_s,
         attempts=program.attempts,
     )
-    if not program.everywhere:
-        return work
-    return replace(work, nodes=recipe.cluster.nodes, processes_per_node=processes_per_node(recipe))
+    if program.everywhere:
+        return replace(work, nodes=recipe.cluster.nodes, processes_per_node=processes_per_node(recipe))
+    return replace(work, nodes=program.nodes, processes_per_node=int(program.nodes > 1))
 
 
 def _spec(lineage: Lineage, step: str, place: Place) -> dict[str, Any]:
@@ -85,10 +90,18 @@ def _spec(lineage: Lineage, step: str, place: Place) -> dict[str, Any]:
     if step == "preprocess" and place.ground:
         spec["data"]["digest"] = lineage.identities[step]["facts"]["source"]
     elif step == "preprocess":
-        where = {name: spec["data"][name] for name in ("source", "tokenizer")}
-        words = (PYTHON_STDLIB, "train")
-        spec["data"] |= {name: told if told in words else str(Path(told).absolute()) for name, told in where.items()}
+        data, told = spec["data"], lineage.recipe.data.source
+        data["source"] = [_in_full(source) for source in ((told,) if isinstance(told, str) else told)]
+        data["tokenizer"] = _in_full(data["tokenizer"])
+    if step == "train":
+        asked = lineage.recipe.model_copy(update={"parallel": lineage.asked})
+        spec["train"]["checkpoint_every"] = checkpoint_steps(asked)
     return spec
+
+
+def _in_full(told: str) -> str:
+    """A path as any folder can open it; words and addresses stay what they are."""
+    return told if told in (PYTHON_STDLIB, "train") or "://" in told else str(Path(told).expanduser().absolute())
 
 
 @task(name="seal", task_run_name="seal {step}", cache_policy=NO_CACHE, **PATIENT)

@@ -17,7 +17,8 @@ QUICKEST_S, SLOWEST_S = 0.1, 2.0
 DEAF_S = 1800.0
 """How long a cluster may be out of reach before its job is no longer watched."""
 
-FOR_PEOPLE = ("checkpoint", "checkpoint-skipped", "rehearsed-failure", "resumed", "stopped")
+FOR_PEOPLE = ("bad-step", "broken-record", "checkpoint", "checkpoint-skipped", "hang", "rehearsed-failure", "restarted",
+              "resumed", "stopped", "straggler")  # fmt: skip
 """Events of a job that a terminal shows; the UI's log has all of them."""
 
 Metrics = dict[str, float]

@@ -9,10 +9,14 @@ that, but takes a socket that is bound already. And torchrun ends with 1 whateve
 
 import socket
 import sys
+import time
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from training.process import FAILED, REFUSED, STOPPED, follow_parent, leave
+
+LINGER_S: Final = 0.5
+"""How long the store outlives torchrun's last barrier: who is still waiting in it would call the end a lost peer."""
 
 
 def main() -> None:
@@ -23,19 +27,24 @@ def main() -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 
+    others = 0
+
     class BoundStore(TCPStore):
         """A store whose server, if it is one, listens on the address of the rendezvous only."""
 
         def __init__(
             self, host: str, port: int, world_size: int, is_master: bool, timeout: timedelta, **told: Any
         ) -> None:
+            nonlocal others
             if is_master:
+                others = world_size - 1
                 told["master_listen_fd"] = socket.create_server((host, port), backlog=1024).detach()
             super().__init__(host, port, world_size, is_master, timeout, **told)
 
     vars(static_tcp_rendezvous)["TCPStore"] = BoundStore
     try:
         run.main()
+        time.sleep(LINGER_S if others else 0)
     except ChildFailedError as failure:
         _, first = failure.get_first_failure()
         if first.exitcode not in (REFUSED, STOPPED):

@@ -7,7 +7,7 @@ Any crash, at any instant, costs the steps since the last checkpoint and nothing
 ranks gives the same losses and the same weights, bit for bit, as a run that was never interrupted.
 """
 
-import json
+import hashlib
 import math
 import os
 import resource
@@ -19,19 +19,23 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-from training import ranks
+from training import checkpoint, ranks
+from training.checkpoint import Identity, Reader, Saver
 from training.data.loader import TokenBatches
 from training.data.sources import SourceError
+from training.evaluate import HeldOut
 from training.job import NodeJob, progress, say, write_json
+from training.journal import Journal
 from training.process import JobError, Stopped, StopSignal
 from training.ranks import World
+from training.schedule import learning_rate
+from training.supervise import Supervisor
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel
 
-    from training.checkpoint import Identity
-    from training.model import NextTokenLoss
-    from training.parallel import Engine, Share
+    from training.parallel import Engine, Layout, Rows, Share
 
 REHEARSED: Final = "rehearsed-failure.json"
 """Marks in the output folder that the rehearsed failure happened, so that it happens once."""
@@ -39,26 +43,32 @@ REHEARSED: Final = "rehearsed-failure.json"
 
 def train(job: NodeJob, world: World) -> None:
     """Train as job.spec says, from the newest checkpoint if there is one. Raises JobError and Stopped."""
-    from training import checkpoint
-    from training.parallel import Share, spread
+    from training.parallel import Layout, Share, check, objective_of, spread
 
     settings, parallel = job.spec["train"], job.spec["parallel"]
     _make_deterministic(world)
     with world.agreed():
-        share = Share.of(settings["global_batch_size"], parallel["micro_batch_size"], world.size)
+        layout = Layout.of(parallel, world.rank, world.size)
+        share = Share.of(settings["global_batch_size"], parallel["micro_batch_size"], layout.data)
+        check(job.spec, share, layout, world.device)
         batches = _open_dataset(job)
-        objective = _make_objective(job)
-        weights = sum(weight.numel() for weight in objective.parameters())
+        held_out = HeldOut(job.inputs["dataset"], settings, layout, share, world) if settings["eval_every"] else None
+        model = objective_of(job.spec, job.inputs.get("initial")).model  # weightless, and refused if impossible
+        weights = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
         checkpoint.check_room(weights * checkpoint.BYTES_PER_WEIGHT, _made(job.output))
-    utilisation = _utilisation(objective, batches.sequence_length, settings["precision"], world)
-    engine = spread(parallel["strategy"], objective, settings, share, world)
-    _settle(engine, share, batches.sequence_length, world)
-    identity = checkpoint.Identity(settings["seed"], parallel["strategy"], world.size)
-    start = _resume(job, engine, identity, world)
-    loop = Loop(job, world, engine, batches, identity, utilisation)
-    if world.rank == 0:
-        _introduce(job, world, share, start)
-    loop.run(start)
+    engine = spread(job.spec, job.inputs.get("initial"), share, layout, world)
+    loop = Loop(job, world, engine, batches, layout, held_out)
+    loop.utilisation = _utilisation(job, model, world)
+    engine.settle(loop.rows(0))
+    try:
+        start = _resume(job, loop, world)
+        if world.rank == 0:
+            _introduce(job, world, share, layout, start)
+        loop.run(start)
+    except (JobError, Stopped):  # after a crash there is nothing to wait for
+        loop.close()
+        raise
+    loop.close()
     final = checkpoint.path_of(job.output, settings["steps"])
     whole = checkpoint.collect(final, world)
     world.part()
@@ -68,45 +78,8 @@ def train(job: NodeJob, world: World) -> None:
             shutil.rmtree(whole)
 
 
-def learning_rate(step: int, settings: dict[str, Any]) -> float:
-    """Return the rate of step 1..steps: linear warm-up to the peak, then half a cosine down to its `min_lr_ratio`."""
-    peak, warmup, floor = settings["learning_rate"], settings["warmup_steps"], settings["min_lr_ratio"]
-    if step <= warmup:
-        return float(peak * step / warmup)
-    done = (step - warmup) / (settings["steps"] - warmup)
-    return float(peak * (floor + (1 - floor) * (1 + math.cos(math.pi * done)) / 2))
-
-
-class Journal:
-    """progress.jsonl: one line per finished step, in order, each step once."""
-
-    def __init__(self, output: Path, start: int) -> None:
-        """Open the journal of a run that stands at step `start`, forgetting what was told of later steps."""
-        self._path = output / "progress.jsonl"
-        kept = [record for record in self.records() if record["step"] <= start]
-        fresh = self._path.with_suffix(".fresh")
-        fresh.write_text("".join(json.dumps(record) + "\n" for record in kept))
-        fresh.replace(self._path)
-        self._file = self._path.open("a")
-
-    def add(self, record: dict[str, float]) -> None:
-        """Append one step."""
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
-
-    def sync(self) -> None:
-        """Put all lines on the disk, so that no checkpoint knows a step the journal lost."""
-        os.fsync(self._file.fileno())
-
-    def records(self) -> list[dict[str, float]]:
-        """Return every whole line; a crash may have torn the last."""
-        if not self._path.exists():
-            return []
-        return [json.loads(line) for line in self._path.read_text().splitlines() if line.endswith("}")]
-
-
 class Loop:
-    """The steps: batch, gradient, update, one line told, a checkpoint when it is due."""
+    """The steps: batch, gradients, judgement, update, one line told, a checkpoint when it is due."""
 
     def __init__(
         self,
@@ -114,87 +87,138 @@ class Loop:
         world: World,
         engine: "Engine",
         batches: TokenBatches,
-        identity: "Identity",
-        utilisation: float | None,
+        layout: "Layout",
+        held_out: HeldOut | None,
     ) -> None:
-        self._job, self._world, self._engine, self._batches, self._identity = job, world, engine, batches, identity
+        self._job, self._world, self.engine, self._batches = job, world, engine, batches
+        self._layout, self._held_out = layout, held_out
         self._settings = job.spec["train"]
-        self._utilisation = utilisation
         self._failure = None if (job.output / REHEARSED).exists() else self._settings["rehearse_failure_at"]
         self._stop = StopSignal()
+        self.identity = _identity(job, layout)
+        self._supervisor = Supervisor(job, world)
+        self._saver = Saver(job.output, self.identity, world, self._settings["keep_checkpoints"])
+        self.utilisation: float | None = None
+        self.best = math.inf
+        """The lowest loss on held-out data so far."""
         self.journal: Journal
         self.saves: list[float] = []
         """How long the loop stood still for each checkpoint. Unit: seconds."""
 
     def run(self, start: int) -> None:
-        """Do steps start + 1 .. steps. Raises Stopped after a stop signal, JobError when the loss is not finite."""
-        steps, every = self._settings["steps"], self._settings["checkpoint_every"]
+        """Do steps start + 1 .. steps. Raises Stopped after a stop signal, JobError when too many steps are bad."""
         if self._world.rank == 0:
             self.journal = Journal(self._job.output, start)
         self._world.barrier()
-        for step in range(start + 1, steps + 1):
-            stop = self._step(step)
-            if step == self._failure:
-                _die(self._job.output, step, self._world)
-            if stop or step == steps or step % every == 0:
-                self._save(step, tidy=not stop)
-            if stop and step < steps:
-                if self._world.rank == 0:
-                    say("stopped", step=step)
-                raise Stopped
+        for step in range(start + 1, self._settings["steps"] + 1):
+            self._finish(step, stop=self._step(step))
+        self._saver.wait()
+
+    def restore(self, extra: dict[str, Any]) -> None:
+        """Go on from what a checkpoint has besides the pieces."""
+        self.engine.restore(extra)
+        self._supervisor.restore(extra.get("supervisor", {}))
+        self.best = extra.get("best", math.inf)
+
+    def close(self) -> None:
+        """End the watch and the saving."""
+        self._supervisor.close()
+        self._saver.close()
+
+    def rows(self, step: int) -> "Rows":
+        """Return this rank's part of a step's batch, on its device; `step` counts from 0."""
+        import torch
+
+        from training.parallel import Rows
+
+        batch = self._batches.batch(step, self._layout.data_rank, self._layout.data)
+        arrays = (batch.tokens, batch.mask, batch.documents)
+        tensors = (None if array is None else torch.from_numpy(array) for array in arrays)
+        device = self._world.device
+        moved = [None if tensor is None else tensor.to(device, non_blocking=True) for tensor in tensors]
+        assert moved[0] is not None
+        return Rows(moved[0], moved[1], moved[2], batch.targets)
 
     def _step(self, step: int) -> bool:
         """Do one optimizer step, tell it, and return whether any rank was asked to stop."""
-        import torch
-
         began = time.perf_counter()
-        rows = self._batches.batch(step - 1, self._world.rank, self._world.size)
-        rate = learning_rate(step, self._settings)
-        tokens = torch.from_numpy(rows).to(self._world.device, non_blocking=True)
-        part, size = self._engine.step(tokens, rate)
-        loss, stop = self._share(part)
-        norm = float(size)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise JobError(
-                f"the loss is {loss} and the gradient norm {norm} at step {step}: training diverged; lower "
-                "train.learning_rate or lengthen train.warmup_steps (the checkpoints before it are kept)"
-            )
+        self._supervisor.at(step, "batch")
+        rows, rate = self.rows(step - 1), learning_rate(step, self._settings)
+        self._supervisor.at(step, "gradients")
+        part, square = self.engine.gradients(rows)
+        own = time.perf_counter() - began
+        self._supervisor.at(step, "update")
+        total, squares, stops = self._add_up(part, square, self._stop.asked)
+        loss, norm = total / max(1, rows.targets), math.sqrt(squares) if squares >= 0 else math.nan
+        done = self._update(step, loss, norm, rate)
+        self._eval_loss: float | None = None
+        self._supervisor.stepped(step, own)
+        told = {"loss": loss, "lr": rate, "grad_norm": norm} | ({} if done else {"skipped": 1.0})
+        if self._held_out and step % self._settings["eval_every"] == 0:
+            self._supervisor.at(step, "evaluation")
+            self._eval_loss = self._held_out.loss(self.engine, self._world)
+            told["eval_loss"] = self._eval_loss
         if self._world.rank == 0:
-            self._tell(step, time.perf_counter() - began, {"loss": loss, "lr": rate, "grad_norm": norm})
-        return stop
+            self._tell(step, time.perf_counter() - began, told)
+        return stops > 0
 
-    def _share(self, loss: "Tensor") -> tuple[float, bool]:
-        """Return the mean loss over all ranks and whether any of them was asked to stop, in one small all-reduce."""
+    def _update(self, step: int, loss: float, norm: float, rate: float) -> bool:
+        """Update the weights unless the step is bad, and return whether it was done."""
+        overflow = math.isfinite(loss) and not math.isfinite(norm) and self.engine.overflowed()
+        if not overflow and self._supervisor.judge(step, loss, norm):
+            self.engine.update(rate, norm)
+            return True
+        self.engine.discard()
+        return False
+
+    def _add_up(self, loss: "Tensor", square: "Tensor", stop: bool) -> list[float]:
+        """Sum three numbers over all ranks in one small all-reduce."""
+        import torch
         from torch import distributed
 
-        told = loss.new_tensor([0.0, float(self._stop.asked)])
-        told[0] = loss
+        # made on the device: three copies to the host would each wait for it
+        told = torch.empty(3, dtype=torch.float64, device=loss.device)
+        told[0], told[1], told[2] = loss, square, float(stop)
         if self._world.size > 1:
             distributed.all_reduce(told)
-        total, asked = told.tolist()
-        return total / self._world.size, asked > 0
+        sums: list[float] = told.tolist()
+        return sums
 
     def _tell(self, step: int, seconds: float, metrics: dict[str, float]) -> None:
         speed = self._settings["global_batch_size"] * self._batches.sequence_length / seconds
         metrics |= {"tokens_per_second": speed, "step_seconds": seconds, "memory_gib": _memory_gib(self._world)}
-        if self._utilisation is not None:
-            metrics["mfu"] = speed * self._utilisation
-        self.journal.add({"step": step, **metrics})
-        progress(step, self._settings["steps"], "step", **metrics)
+        if self.utilisation is not None:
+            metrics["mfu"] = speed * self.utilisation
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        self.journal.add({"step": step, **finite})
+        progress(step, self._settings["steps"], "step", **finite)
 
-    def _save(self, step: int, *, tidy: bool) -> None:
-        """Save a checkpoint; `tidy` deletes old ones, which may have to wait for uploads."""
-        from training import checkpoint
+    def _finish(self, step: int, *, stop: bool) -> None:
+        """Save a step that is to be saved. Raises Stopped once it is on the disk, if any rank was asked to stop."""
+        steps, every = self._settings["steps"], self._settings["checkpoint_every"]
+        if step == self._failure:
+            self._saver.wait()
+            _die(self._job.output, step, self._world)
+        better = self._eval_loss is not None and self._eval_loss < self.best
+        self.best = min(self.best, math.inf if self._eval_loss is None else self._eval_loss)
+        if stop or better or step == steps or step % every == 0:
+            self._save(step, best=better, tidy=not stop)
+        if stop and step < steps:
+            self._saver.wait()
+            if self._world.rank == 0:
+                say("stopped", step=step)
+            raise Stopped
 
+    def _save(self, step: int, *, best: bool, tidy: bool) -> None:
+        """Begin a checkpoint; `tidy` deletes old ones, which may have to wait for uploads."""
+        self._supervisor.at(step, "checkpoint")
         began = time.perf_counter()
         if self._world.rank == 0:
             self.journal.sync()
-        saved = checkpoint.save(self._job.output, step, self._engine, self._identity, self._world)
-        if tidy:
-            checkpoint.prune(self._job.output, self._settings["keep_checkpoints"], self._world)
+        extra = self.engine.extra() | {"supervisor": self._supervisor.state()}
+        extra |= {"best": self.best} if math.isfinite(self.best) else {}
+        self._saver.save(step, self.engine.pieces(), extra, best=best, tidy=tidy)
         self.saves.append(time.perf_counter() - began)
-        if self._world.rank == 0:
-            say("checkpoint", step=step, name=saved.name)
 
 
 def _make_deterministic(world: World) -> None:
@@ -220,6 +244,8 @@ def _open_dataset(job: NodeJob) -> TokenBatches:
     settings = job.spec["train"]
     if "dataset" not in job.inputs:
         raise JobError('the job names no inputs.dataset, the output folder of "training.data.prepare"')
+    if settings["checkpoint_every"] == "auto":
+        raise JobError("train.checkpoint_every is auto, which only a plan can settle; write a number of steps")
     try:
         batches = TokenBatches(job.inputs["dataset"], settings["global_batch_size"], settings["seed"])
     except SourceError as problem:
@@ -234,60 +260,46 @@ def _open_dataset(job: NodeJob) -> TokenBatches:
     return batches
 
 
-def _make_objective(job: NodeJob) -> "NextTokenLoss":
-    """Make the same model on every rank, whole and outside any sharding, so that every strategy starts alike."""
-    import torch
-
-    from training.model import NextTokenLoss, build, start_from
-
-    torch.manual_seed(job.spec["train"]["seed"])
-    model = build(job.spec["model"], job.spec["data"]["sequence_length"])
-    if "initial" in job.inputs:
-        start_from(model, job.inputs["initial"])
-    return NextTokenLoss(model)
-
-
-def _utilisation(objective: "NextTokenLoss", length: int, precision: str, world: World) -> float | None:
+def _utilisation(job: NodeJob, model: "PreTrainedModel", world: World) -> float | None:
     """Return the share of all devices' peak that one token per second is, where the peak is known."""
     from training.model import flops_per_token, peak_flops
 
-    peak = peak_flops(world.device, precision)
-    return None if peak is None else flops_per_token(objective.model, length) / (peak * world.size)
+    peak = peak_flops(world.device, job.spec["train"]["precision"])
+    length = job.spec["data"]["sequence_length"]
+    return None if peak is None else flops_per_token(model, length) / (peak * world.size)
 
 
-def _settle(engine: "Engine", share: "Share", length: int, world: World) -> None:
-    """Let DDP rearrange its buckets, as it does once, before step 1 and not within a run.
-
-    With three ranks or more a sum's rounding depends on its place in a bucket: without this, the first step after a
-    resume would differ in the last bit from the same step of an uninterrupted run.
-    """
-    import torch
-
-    if world.size > 2:
-        engine.settle(torch.zeros((share.micro * share.accumulation, length + 1), dtype=torch.int64).to(world.device))
+def _identity(job: NodeJob, layout: "Layout") -> Identity:
+    settings = job.spec["train"]
+    adapters = {name: settings[name] for name in ("lora_rank", "lora_alpha", "lora_targets")}
+    strategy = f"{job.spec['parallel']['strategy']} ({layout})"
+    return Identity(
+        settings["seed"], strategy, layout.size, job.spec["model"], adapters if settings["lora_rank"] else None
+    )
 
 
-def _resume(job: NodeJob, engine: "Engine", identity: "Identity", world: World) -> int:
+def _resume(job: NodeJob, loop: Loop, world: World) -> int:
     """Load the newest sound checkpoint, if any, and return its step (0 without one)."""
-    from training import checkpoint
-
     found = checkpoint.latest(job.output, world)
     if found is None:
         return 0
-    step, other = checkpoint.read(found)
-    obstacle = identity.can_resume(other)
+    there = checkpoint.read(found)
+    obstacle = loop.identity.can_resume(there.identity)
     if obstacle:
         raise JobError(f"the checkpoint {found.name} cannot be resumed: {obstacle}")
-    engine.load(found)
+    with world.agreed():
+        checkpoint.load(found, loop.engine.pieces())
+    loop.restore(there.extra)
     if world.rank == 0:
-        say("resumed", step=step, name=found.name)
-    return step
+        say("resumed", step=there.step, name=found.name)
+    return there.step
 
 
-def _introduce(job: NodeJob, world: World, share: "Share", start: int) -> None:
+def _introduce(job: NodeJob, world: World, share: "Share", layout: "Layout", start: int) -> None:
     say(
         "training",
         strategy=job.spec["parallel"]["strategy"],
+        layout=str(layout),
         ranks=world.size,
         nodes=world.nodes,
         device=world.device.type,
@@ -316,27 +328,33 @@ def _memory_gib(world: World) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
 
+def weights_sha256(folder: Path) -> str:
+    """Return `training.model.weights_sha256` of the trained weights in a checkpoint, read one by one."""
+    digest = hashlib.sha256()
+    with Reader(folder) as reader:
+        for name in sorted(name for name in reader.names() if "/" not in name):
+            digest.update(f"{name} torch.float32 {list(reader.shape(name))}\n".encode())
+            digest.update(reader.read(name).data.cast("B"))
+    return digest.hexdigest()
+
+
 def _result(job: NodeJob, world: World, loop: Loop, start: int, whole: Path) -> dict[str, Any]:
     """Sum the run up, over all its attempts; the weights are read back from the final checkpoint on the disk."""
     import torch
 
-    from training import checkpoint
-    from training.model import build, weights_sha256
-
     settings, told = job.spec["train"], loop.journal.records()
-    model = build(job.spec["model"], job.spec["data"]["sequence_length"])
-    checkpoint.load_weights(whole, model)
     tokens = settings["steps"] * settings["global_batch_size"] * job.spec["data"]["sequence_length"]
     seconds = sum(record["step_seconds"] for record in told)
+    losses = [record["loss"] for record in told if "loss" in record]
     result = {
         "steps": settings["steps"],
-        "loss_first": told[0]["loss"],
-        "loss_last": told[-1]["loss"],
+        "loss_first": losses[0],
+        "loss_last": losses[-1],
         "tokens": tokens,
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
         "checkpoint": checkpoint.path_of(job.output, settings["steps"]).relative_to(job.output).as_posix(),
-        "weights_sha256": weights_sha256(model),
+        "weights_sha256": weights_sha256(whole),
         "world_size": world.size,
         "strategy": job.spec["parallel"]["strategy"],
         "resumed_from": start or None,
@@ -345,6 +363,8 @@ def _result(job: NodeJob, world: World, loop: Loop, start: int, whole: Path) -> 
     }
     if loop.saves:  # none if it resumed at its very end
         result["save_seconds"] = median(loop.saves)
+    if math.isfinite(loop.best):
+        result["eval_loss_best"] = loop.best
     shares = [record["mfu"] for record in told if "mfu" in record]
     return result | ({"mfu": sum(shares) / len(shares)} if shares else {})
 

@@ -1,7 +1,8 @@
 """What a job reads and writes, where the nodes share no folder: inputs from S3 to this node's disk, output back to S3.
 
     $CASTRA_SCRATCH/<job>/node<rank>/inputs/<name>/…    as in S3; of a training run's output only the newest checkpoint
-    $CASTRA_SCRATCH/<job>/node<rank>/output/…           begins as what S3 has, goes on to be mirrored there
+    $CASTRA_SCRATCH/<job>/node<rank>/output/…           begins as what S3 has, goes on to be mirrored there; of the
+                                                        checkpoints the newest and the best
     $CASTRA_SCRATCH/<job>/node<rank>/uploaded/step-…    says that this node's files of a checkpoint are in S3
 
 A path, or a file:// URL, is on a file system all nodes share and is used as it is.
@@ -15,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from training.contract import Node
@@ -42,19 +43,22 @@ class Stage:
         self._node, self._uploaded, self._trouble = node, uploaded, trouble
         self._scratch = Path(os.environ.get("CASTRA_SCRATCH", SCRATCH)) / job / f"node{node.rank}"
         self._mirror: Mirror | None = None
+        self._url = ""
 
     def bring(self, inputs: Mapping[str, str], output: str) -> tuple[dict[str, str], str]:
         """Bring everything here and return the paths of inputs and output.
 
         Raises JobError for what is not there or cannot be reached, `Trouble` when S3 does not answer.
         """
+        self._url = output
         places = {name: str(self._input(name, url)) for name, url in inputs.items()}
         return places, str(self._begin_with(output) if output.startswith("s3://") else _path(output))
 
     def env(self) -> dict[str, str]:
-        """What the program has to know: that nobody else sees its output folder, and where uploads are noted."""
+        """What the program has to know: that nobody else sees its output folder, where it goes, and what is there."""
         if self._mirror:
-            return {"CASTRA_PRIVATE_OUTPUT": "1", "CASTRA_UPLOADED": str(self._scratch / "uploaded")}
+            uploaded = str(self._scratch / "uploaded")
+            return {"CASTRA_PRIVATE_OUTPUT": "1", "CASTRA_OUTPUT_URL": self._url, "CASTRA_UPLOADED": uploaded}
         if self._node.platform == "sagemaker" and self._node.nodes > 1:  # which copies each node's folder to S3 itself
             return {"CASTRA_PRIVATE_OUTPUT": "1"}
         return {}
@@ -108,7 +112,7 @@ class Stage:
         """Make the output folder what S3 has of it, and nothing else."""
         remote, folder = Remote(output), self._scratch / "output"
         there = remote.found()
-        needed = {RESULT: there[RESULT]} if RESULT in there else _needed(remote, there)
+        needed = {RESULT: there[RESULT]} if RESULT in there else _needed(remote, there, best=True)
         for path in sorted(folder.rglob("*"), reverse=True):  # what is in a folder before the folder
             if path.is_dir() and not path.is_symlink():
                 with contextlib.suppress(OSError):
@@ -124,19 +128,31 @@ class Stage:
         return folder
 
 
-def _needed(remote: Remote, there: Mapping[str, Found]) -> dict[str, Found]:
-    """Return what of a folder a program needs: all of it, but of the checkpoints only the newest complete one."""
-    steps = sorted({step for name in there if (step := step_of(name))}, reverse=True)
-    newest = next((step for step in steps if _is_complete(remote, there, f"{CHECKPOINTS}/{step}")), "")
-    return {name: found for name, found in there.items() if step_of(name) in ("", newest)}
+def _needed(remote: Remote, there: Mapping[str, Found], *, best: bool = False) -> dict[str, Found]:
+    """Return what of a folder a program needs: all of it, but of the checkpoints only the newest complete one.
+
+    A run that goes on needs the `best` one too: what is not on this disk will be deleted in S3.
+    """
+    wanted, newest = {""}, ""
+    for step in sorted({step for name in there if (step := step_of(name))}, reverse=True):
+        told = _manifest(remote, there, f"{CHECKPOINTS}/{step}")
+        if told is not None and (not newest or told.get("best")):
+            wanted.add(step)
+            newest = newest or step
+            if told.get("best"):
+                break
+        if newest and not best:
+            break
+    return {name: found for name, found in there.items() if step_of(name) in wanted}
 
 
-def _is_complete(remote: Remote, there: Mapping[str, Found], checkpoint: str) -> bool:
+def _manifest(remote: Remote, there: Mapping[str, Found], checkpoint: str) -> dict[str, Any] | None:
+    """Return the manifest of a checkpoint that is complete in S3, or None."""
     if f"{checkpoint}/{MANIFEST}" not in there:
-        return False
-    files = json.loads(remote.read(f"{checkpoint}/{MANIFEST}"))["files"]
-    sizes = {name: there[f"{checkpoint}/{name}"].size for name in files if f"{checkpoint}/{name}" in there}
-    return sizes == {name: size for name, (size, _) in files.items()}
+        return None
+    told: dict[str, Any] = json.loads(remote.read(f"{checkpoint}/{MANIFEST}"))
+    sizes = {name: there[f"{checkpoint}/{name}"].size for name in told["files"] if f"{checkpoint}/{name}" in there}
+    return told if sizes == {name: size for name, (size, _) in told["files"].items()} else None
 
 
 def _persistently(work: Callable[[], None], tries: int) -> str:

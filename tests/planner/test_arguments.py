@@ -1,5 +1,6 @@
 """What a plan shows as the job's arguments is what the job is started with."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ LARGE = Path(__file__).parents[2] / "recipes" / "llama3-70b-p5.yaml"
 
 
 def own(strategy: str, micro: int = 2, accumulation: int = 4, ranks: int = 2) -> Layout:
-    stage = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp2": 3}[strategy]
+    stage = {"ddp": 0, "zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp2": 3}[strategy]
     return Layout(
         strategy=strategy,
         dp=ranks,
@@ -48,21 +49,38 @@ def flags(recipe: Recipe, layout: Layout) -> dict[str, str]:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_deepspeed_gets_what_is_shown(stage: int, precision: str) -> None:
-    from training.parallel import Share, _zero_config
+    held_against_the_program(stage, {"precision": precision, "global_batch_size": 48, "grad_clip": 0.7}, {})
 
-    recipe = load({"train": {"precision": precision, "global_batch_size": 48, "grad_clip": 0.7}})
+
+@pytest.mark.torch
+@pytest.mark.parametrize("what", ["optimizer", "parameters"])
+@pytest.mark.parametrize("place", ["cpu", "nvme"])
+def test_deepspeed_offloads_what_is_shown(what: str, place: str) -> None:
+    told = {"offload": what, "offload_to": place, "nvme_path": "/fast"}
+    held_against_the_program(3, {"precision": "bf16", "global_batch_size": 48}, told)
+
+
+def held_against_the_program(stage: int, train: dict[str, Any], parallel: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    from training.parallel import Share
+    from training.parallel.zero import config
+
+    recipe = load({"train": train, "parallel": {"strategy": f"zero{stage}"} | parallel})
     share = Share.of(48, 3, 4)
-    shown = deepspeed(recipe.train, own(f"zero{stage}", share.micro, share.accumulation, 4))
-    assert shown == _zero_config(stage, recipe.train.model_dump(mode="json"), share)
+    place = {"cpu": "", "nvme": "-nvme"}[recipe.parallel.offload_to] if recipe.parallel.offload != "none" else ""
+    layout = replace(own(f"zero{stage}", share.micro, share.accumulation, 4), offload=recipe.parallel.offload + place)
+    dumped = recipe.model_dump(mode="json")
+    shown = deepspeed(recipe, layout, pinned=torch.cuda.is_available())
+    assert shown == config(dumped["train"], dumped["parallel"], share)
 
 
 def test_deepspeed_has_no_part_in_torch_s_own_strategies() -> None:
-    assert deepspeed(Recipe().train, own("fsdp2")) is None
-    assert deepspeed(Recipe().train, own("ddp")) is None
-    assert deepspeed(Recipe().train, cut()) is None
+    assert deepspeed(Recipe(), own("fsdp2")) is None
+    assert deepspeed(Recipe(), own("ddp")) is None
+    assert deepspeed(Recipe(), cut()) is None
 
 
 def test_torchrun_gets_what_is_shown(tmp_path: Path) -> None:
@@ -80,7 +98,7 @@ def test_what_is_settled_is_a_recipe_s_parallel_and_has_an_identity() -> None:
     told = settled(own("zero2"))
     recipe = load({"parallel": told})
     assert recipe.parallel == Parallel(
-        strategy="zero2", micro_batch_size=2, software="castra", tp=1, pp=1, vpp=1, cp=1, ep=1
+        strategy="zero2", micro_batch_size=2, software="castra", shard=1, tp=1, pp=1, vpp=1, cp=1, ep=1
     )
     assert "parallel.tp" not in identity(recipe, "train", {"dataset": "a"}, world_size=2)["recipe"]
 
@@ -140,6 +158,15 @@ def test_megatron_says_it_in_its_own_words(layout: dict[str, Any], wanted: dict[
 )
 def test_megatron_s_arithmetic(precision: str, wanted: dict[str, str]) -> None:
     assert wanted.items() <= flags(load(LARGE, [f"train.precision={precision}"]), cut()).items()
+
+
+def test_megatron_s_schedules_and_gpt_2() -> None:
+    told = flags(load(LARGE, ["train.schedule=wsd", "train.steps=1000"]), cut())
+    assert (told["--lr-decay-style"], told["--lr-wsd-decay-iters"]) == ("WSD", "200")
+    assert flags(load(LARGE), cut())["--lr-decay-style"] == "cosine"
+    gpt2 = flags(load({"model": {"family": "gpt2"}, "parallel": {"software": "megatron"}}), cut(tp=1, pp=1))
+    assert gpt2["--position-embedding-type"] == "learned_absolute"
+    assert not {"--swiglu", "--rotary-base", "--disable-bias-linear"} & gpt2.keys()
 
 
 def test_megatron_s_experts() -> None:

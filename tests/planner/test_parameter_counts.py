@@ -17,6 +17,10 @@ MODELS = {
     "untied": Model(tie_embeddings=False),
     "grouped queries": Model(hidden_size=256, heads=8, kv_heads=2, ffn_size=700, vocab_size=1000),
     "one key head": Model(hidden_size=64, layers=1, heads=4, kv_heads=1, ffn_size=33, vocab_size=301),
+    "gemma 2": Model(family="gemma2", heads=6, kv_heads=3, head_dim=64, sliding_window=64),
+    "gpt-2": Model(family="gpt2", vocab_size=1001),
+    "qwen 2": Model(family="qwen2", kv_heads=2, tie_embeddings=False),
+    "qwen 3": Model(family="qwen3", kv_heads=2, head_dim=48),
     "llama 3 8b": Model(hidden_size=4096, layers=32, heads=32, kv_heads=8, ffn_size=14336, vocab_size=128256),
 }
 
@@ -35,7 +39,7 @@ def test_counts_equal_a_real_model(name: str) -> None:
     spec = MODELS[name]
     with torch.device("meta"):
         network = build(spec.model_dump(mode="json"), 128)
-    assert parameters(spec) == sum(weight.numel() for weight in network.parameters())
+    assert parameters(spec, 128) == sum(weight.numel() for weight in network.parameters())
     assert flops_per_token(spec, 128) == flops_of_network(network, 128)
 
 

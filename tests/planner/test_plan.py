@@ -25,8 +25,8 @@ from planner import (
 from planner.hardware import FACTS, hardware
 from planner.judge import Site, Work, judge
 from planner.machine import instance
+from planner.own import own_layouts
 from planner.profiles import Profile, Profiles
-from planner.refusal import own_layouts
 from recipes import Recipe
 
 Make = Callable[..., Recipe]
@@ -82,7 +82,8 @@ def test_every_estimate_adds_up(llama3_8b: Make, p5: Machine) -> None:
     recipe = llama3_8b(global_batch_size=128)
     found = plan(recipe, p5, nodes=4, processes_per_node=8)
     for one in [*found.ranked, *found.refused]:
-        assert one.layout.micro_batch_size * one.layout.gradient_accumulation * one.layout.world_size == 128
+        assert one.layout.micro_batch_size * one.layout.gradient_accumulation * one.layout.dp == 128
+        assert one.layout.world_size == 32
         assert sum(one.phases.values()) == pytest.approx(one.step_seconds)
         assert one.tokens_per_second == pytest.approx(128 * 8192 / one.step_seconds)
         assert one.low < one.step_seconds < one.high
@@ -263,7 +264,7 @@ def test_heads_that_tp_does_not_divide_are_named(llama3_8b: Make, p5: Machine) -
 
 @pytest.mark.parametrize(("strategy", "stage"), [("fsdp2", 3), ("zero3", 3), ("zero2", 2)])
 def test_a_pipeline_of_sharded_gradients_is_refused(llama3_8b: Make, p5: Machine, strategy: str, stage: int) -> None:
-    recipe = llama3_8b(parallel={"strategy": strategy, "pp": 4})
+    recipe = llama3_8b(parallel={"software": "megatron", "strategy": strategy, "pp": 4})
     with pytest.raises(DoesNotDivide) as refused:
         plan(recipe, p5, nodes=4, processes_per_node=8)
     told = str(refused.value)
@@ -275,10 +276,17 @@ def test_a_pipeline_of_sharded_gradients_is_refused(llama3_8b: Make, p5: Machine
 
 
 def test_a_prescribed_strategy_is_never_given_up_for_a_pipeline(llama3_8b: Make, p5: Machine) -> None:
-    best = plan(llama3_8b(parallel={"strategy": "fsdp2", "tp": 4}), p5, nodes=4, processes_per_node=8).best
+    best = plan(
+        llama3_8b(parallel={"software": "megatron", "strategy": "fsdp2", "tp": 4}), p5, nodes=4, processes_per_node=8
+    ).best
     assert (best.layout.pp, best.layout.zero) == (1, 3)
     with pytest.raises(DoesNotDivide, match=r"vpp 2, strategy zero3\) leaves no layout: .*ZeRO 2 and 3 do not go with"):
-        plan(llama3_8b(parallel={"strategy": "zero3", "vpp": 2}), p5, nodes=4, processes_per_node=8)
+        plan(
+            llama3_8b(parallel={"software": "megatron", "strategy": "zero3", "vpp": 2}),
+            p5,
+            nodes=4,
+            processes_per_node=8,
+        )
 
 
 def test_what_megatron_would_do_is_shown_beside(llama3_8b: Make, p5: Machine) -> None:

@@ -6,11 +6,15 @@ import jsonschema
 import pytest
 import yaml
 
+from planner import local_machine, plan
+from planner.machine import instance
 from recipes import Recipe, schema
-from recipes.cluster import AwsCluster
+from recipes.cluster import AwsCluster, LocalCluster
 from recipes.fields import fields, find
 from recipes.load import load
+from recipes.rehearse import rehearse
 from recipes.spec import Strategy
+from recipes.weights import parameters
 
 GALLERY = Path(__file__).parents[2] / "recipes"
 FILES = sorted(GALLERY.glob("*.yaml"))
@@ -43,6 +47,32 @@ class TestGallery:
             assert recipe.image.flavour != "local"
             assert recipe.train.attempts > 3
 
+    def test_its_plan_fits_and_is_paid_for(self, file: Path) -> None:
+        recipe = load(file)
+        if isinstance(recipe.cluster, AwsCluster):
+            machine = instance(recipe.cluster.instance_type)
+            best = plan(recipe, machine, recipe.cluster.nodes, machine.accelerators).best
+            assert 0.2 * machine.memory_gib < best.memory.total < 0.98 * machine.memory_gib
+            assert best.usd is not None
+            assert recipe.budget.max_usd is not None
+            assert 0.3 * recipe.budget.max_usd < best.usd < 0.9 * recipe.budget.max_usd
+            assert best.total_seconds < 0.8 * 3600 * recipe.train.timeout_hours
+
+    def test_its_miniature_has_a_plan_here_that_keeps_what_makes_it_itself(self, file: Path) -> None:
+        recipe = load(file)
+        small, _ = rehearse(recipe)
+        assert isinstance(small.cluster, LocalCluster)
+        best = plan(small, local_machine(2, 24), small.cluster.nodes, small.cluster.processes_per_node).best
+        big, layout = recipe.parallel, best.layout
+        assert big.strategy in ("auto", layout.strategy)
+        for name in ("tp", "pp", "vpp", "cp"):
+            assert (getattr(layout, name) > 1) == (getattr(big, name) not in ("auto", 1)), name
+        assert (layout.shard < layout.dp) == (big.shard != "auto")
+        assert layout.offload == big.offload
+        assert small.model.family == recipe.model.family
+        assert (small.train.precision, small.train.lora_rank) == (recipe.train.precision, recipe.train.lora_rank)
+        assert (small.data.kind, small.data.packing) == (recipe.data.kind, recipe.data.packing)
+
     def test_the_readme_lists_it(self, file: Path) -> None:
         assert f"]({file.name})" in (GALLERY / "README.md").read_text()
 
@@ -55,23 +85,33 @@ def test_the_rehearsal_writes_out_the_defaults() -> None:
 def test_the_rehearsal_fails_between_two_checkpoints() -> None:
     train = load(GALLERY / "rehearsal.yaml").train
     assert train.rehearse_failure_at is not None
+    assert train.checkpoint_every != "auto"
     assert train.checkpoint_every < train.rehearse_failure_at < train.steps - train.checkpoint_every / 2
     assert train.rehearse_failure_at % train.checkpoint_every
 
 
-def test_llama_shapes_are_the_published_ones() -> None:
-    shapes = {
-        name: (m.hidden_size, m.layers, m.heads, m.kv_heads, m.ffn_size, m.vocab_size, m.rope_theta, m.tie_embeddings)
-        for name in ("llama3-8b-p4de", "llama3-8b-p5", "llama3-70b-p5")
-        for m in [load(GALLERY / f"{name}.yaml").model]
-    }
-    small, large = (4096, 32, 32, 8, 14336), (8192, 80, 64, 8, 28672)
-    rest = (128256, 500000.0, False)
-    assert shapes == {
-        "llama3-8b-p4de": small + rest,
-        "llama3-8b-p5": small + rest,
-        "llama3-70b-p5": large + rest,
-    }
+PUBLISHED = {
+    "llama3-8b-p4de": 8_030_261_248,
+    "llama3-70b-p5": 70_553_706_496,
+    "llama31-8b-p4d": 8_030_261_248,
+    "llama31-70b-long-p5": 70_553_706_496,
+    "gemma-7b-p4d": 8_537_680_896,
+    "gemma2-9b-p4de": 9_241_705_984,
+    "solar-10b-p4de": 10_731_524_096,
+    "exaone3-8b-p4de": 7_818_448_896,
+    "llama2-13b-p4d": 13_015_864_320,
+    "qwen25-7b-p5": 7_615_616_512,
+    "mistral-7b-p5": 7_241_732_096,
+    "gpt2-small-g5": 124_439_808,
+    "gpt2-xl-p4d": 1_557_611_200,
+}
+"""Weights of the published models, as the Hugging Face hub counts them."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_shapes_are_the_published_ones(name: str) -> None:
+    recipe = load(GALLERY / f"{name}.yaml")
+    assert parameters(recipe.model, recipe.data.sequence_length) == PUBLISHED[name]
 
 
 def test_schema_and_reference_are_current() -> None:

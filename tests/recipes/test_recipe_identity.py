@@ -1,10 +1,12 @@
 from collections.abc import Callable
+from dataclasses import replace
 from types import NoneType
 from typing import Any
 
 import pytest
 
 from recipes import Recipe
+from recipes import identity as identities
 from recipes.fields import EXECUTION, Field, choices, fields
 from recipes.identity import LATER, STEPS, identity
 from recipes.load import load
@@ -23,14 +25,25 @@ INPUTS = {
 MIXTURE = {"experts": 8, "topk": 2, "expert_ffn": 64, "shared_experts": 1, "head_dim": 32, "dense_layers": 1}
 
 
-def base(kind: str) -> dict[str, Any]:
+SIZES = ("shard", "tp", "pp", "vpp", "cp", "ep")
+NEEDS: dict[str, dict[str, Any]] = {
+    "parallel.offload": {"strategy": "zero3"},
+    "parallel.offload_to": {"strategy": "zero3", "offload": "optimizer"},
+    "model.sliding_window": {"family": "mistral"},
+}
+"""What some fields can be changed only beside."""
+
+
+def base(kind: str, field: str = "") -> dict[str, Any]:
     """A recipe of which every field can be changed alone."""
-    return {
+    told: dict[str, Any] = {
         "model": {"kv_heads": 1} | MIXTURE,
         "cluster": {"kind": kind},
-        "parallel": {"strategy": "fsdp2", "micro_batch_size": 4} | dict.fromkeys(("tp", "pp", "vpp", "cp", "ep"), 1),
+        "parallel": {"strategy": "fsdp2", "micro_batch_size": 4} | dict.fromkeys(SIZES, 1),
         "train": {"rehearse_failure_at": 100},
     }
+    section = field.partition(".")[0]
+    return told | {section: told.get(section, {}) | NEEDS[field]} if field in NEEDS else told
 
 
 def fingerprints(recipe: Recipe) -> dict[str, str]:
@@ -52,20 +65,21 @@ OTHERS: dict[str, Any] = {
     "placement_group": True,
     "warm_pool_minutes": 10,
     "zones": ["us-east-1b"],
+    "workers": 3,
 }
 """For fields whose form leaves no choice, or whose default is nothing."""
 
 
 def another(field: Field, value: Any) -> Any:
     """A valid value for a field that is not the one it has; `value` itself where there is no other."""
+    if field.path[-1] in OTHERS:
+        return OTHERS[field.path[-1]]
     words = choices(field.schema)
     if words and not isinstance(value, int):
         return next((word for word in words if word not in (value, "auto")), value)
-    if field.path[-1] in OTHERS:
-        return OTHERS[field.path[-1]]
     changes: dict[type, Callable[[Any], Any]] = {
         bool: lambda flag: not flag,
-        int: lambda number: number * 2,
+        int: lambda number: number * 2 or 8,
         float: lambda number: number / 2,
         NoneType: lambda _: 7,
         list: lambda entries: entries[1:] or ["*.md"],
@@ -75,7 +89,7 @@ def another(field: Field, value: Any) -> Any:
 
 
 def flipped(field: Field) -> tuple[Recipe, Recipe]:
-    values = base(field.kinds[0] if field.kinds else "local")
+    values = base(field.kinds[0] if field.kinds else "local", field.name)
     before = load(values)
     value = before.model_dump(mode="json")
     for part in field.path:
@@ -85,7 +99,16 @@ def flipped(field: Field) -> tuple[Recipe, Recipe]:
     return before, load(values)
 
 
-ONLY_ONE_VALUE = {"model.family", "cluster.kind"}
+BEFORE = {
+    "image": "54b3bb8b9ec9",
+    "preprocess": "6d91f9ac1e64",
+    "score": "84ad1bbfbeb6",
+    "export": "82572f01c289",
+    "serve": "39663a1a07af",
+}
+"""Fingerprints of a recipe's steps as they were before the fields of LATER."""
+
+ONLY_ONE_VALUE = {"cluster.kind"}
 
 
 @pytest.mark.parametrize("field", fields(), ids=lambda field: "-".join((field.name, *field.kinds)))
@@ -126,7 +149,7 @@ def test_inputs_facts_and_version_are_covered(monkeypatch: pytest.MonkeyPatch) -
         identity(recipe, "train", {"dataset": "b"}, world_size=2),
         identity(recipe, "train", {"dataset": "a"}, world_size=4),
         identity(recipe, "train", {"dataset": "a", "initial": "c"}, world_size=2),
-        one | {"version": 2},
+        one | {"version": one["version"] + 1},
     ]
     assert len({fingerprint(told) for told in [one, *others]}) == 5
 
@@ -148,7 +171,7 @@ def test_a_dataset_with_a_given_tokenizer_knows_its_content_and_not_its_size_or_
         ("train", {"dataset": "a"}, {}, "needs world_size"),
         ("train", {"dataset": "a", "data": "b"}, {"world_size": 2}, "does not know data"),
         ("serve", {"export": "a"}, {"speed": 2}, "does not know speed"),
-        ("preprocess", {}, {"source": "s", "tokenizer_digest": "t"}, "when, and only when, data.tokenizer is a file"),
+        ("preprocess", {}, {"source": "s", "tokenizer_digest": "t"}, "when, and only when, data.tokenizer is a path"),
     ],
 )
 def test_what_is_missing_or_unknown_is_refused(
@@ -158,12 +181,28 @@ def test_what_is_missing_or_unknown_is_refused(
         identity(load(base("local")), step, inputs, **facts)
 
 
-def test_what_came_later_moves_no_result_that_was_made_before() -> None:
-    """The fingerprints are those of the commit before the fields of LATER were there."""
-    recipe = load(base("local") | {"model": {"kv_heads": 1}})
+def test_what_came_later_moves_no_result_that_was_made_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fingerprints are those of the commit before the fields of LATER were there, when all versions were 1."""
+    first = {step: replace(told, version=1) for step, told in identities.STEPS.items()}
+    monkeypatch.setattr(identities, "STEPS", first)
+    recipe = load(base("local") | {"model": {"kv_heads": 1}}, ["parallel.shard=2"])
     told = identity(recipe, "train", {"dataset": "a"}, world_size=2)
-    assert not LATER.keys() & told["recipe"].keys()
+    assert not {*LATER, "parallel.shard"} & told["recipe"].keys()
     assert fingerprint(told) == "58b1b16b2f8f"
+    others = fingerprints(recipe)
+    assert {step: others[step] for step in BEFORE} == BEFORE
+
+
+def test_hybrid_sharding_is_another_result_and_sharding_over_all_ranks_is_the_old_one() -> None:
+    def told(strategy: str, shard: int, ranks: int) -> dict[str, Any]:
+        parallel = base("local")["parallel"] | {"strategy": strategy, "shard": shard}
+        recipe = load(base("local") | {"parallel": parallel})
+        return dict(identity(recipe, "train", {"dataset": "a"}, world_size=ranks)["recipe"])
+
+    assert "parallel.shard" not in told("fsdp2", 8, 8)
+    assert told("fsdp2", 4, 8)["parallel.shard"] == 4
+    assert told("fsdp2", 1, 8)["parallel.shard"] == 1
+    assert "parallel.shard" not in told("ddp", 1, 8)
 
 
 def test_an_unresolved_recipe_has_no_training_identity() -> None:

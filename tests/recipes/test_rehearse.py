@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -6,10 +7,12 @@ from hypothesis import strategies as st
 
 from recipes import Recipe
 from recipes.cluster import LocalCluster
-from recipes.load import load
-from recipes.planned import LLAMA, only_planned
-from recipes.rehearse import MAX_PARAMETERS, MAX_RANKS, parameters, rehearse, work
-from recipes.spec import Model, Parallel
+from recipes.load import RecipeError, load
+from recipes.miniature import MAX_PARAMETERS, MAX_RANKS
+from recipes.planned import dense, only_planned
+from recipes.rehearse import CHAT, rehearse, work
+from recipes.spec import Model
+from recipes.weights import adapters, parameters
 
 GALLERY = Path(__file__).parents[2] / "recipes"
 BIG = ["llama3-8b-p4de", "llama3-8b-p5", "llama3-70b-p5"]
@@ -115,14 +118,93 @@ def test_what_is_only_planned_yet_is_rehearsed_with_what_is_run() -> None:
         "train": {"precision": "fp8"},
         "cluster": {"kind": "eks"},
     }
-    assert {"parallel.tp 8", "model.experts 8", "model.gated false", "train.precision fp8"} <= {
-        *only_planned(load(asked))
-    }
+    assert {"model.experts 8", "model.gated false", "train.precision fp8"} <= {*only_planned(load(asked))}
     small, notes = rehearse(load(asked))
     assert not only_planned(small)
-    assert (small.parallel, small.train.precision) == (Parallel(), "bf16")
-    assert small.model == small.model.model_copy(update=LLAMA)
+    assert (small.parallel.tp, small.parallel.pp, small.train.precision) == (2, 2, "bf16")
+    assert small.model == dense(small.model)
+    assert small.model.head_dim
     assert any("in place of what is only planned yet" in note for note in notes)
+
+
+def test_two_of_each_parallel_size_are_kept() -> None:
+    cloud = {"kind": "slurm", "nodes": 8}
+    for asked, kept, ranks in (
+        ({"tp": 8}, {"tp": 2}, 4),
+        ({"tp": 4, "pp": 8, "vpp": 4}, {"tp": 2, "pp": 2, "vpp": 2}, 4),
+        ({"cp": 16, "tp": 1}, {"cp": 2, "tp": 1}, 4),
+        ({"shard": 8}, {"shard": 2}, 4),
+        ({"tp": 2, "pp": 2, "cp": 2}, {"tp": 2, "pp": 2, "cp": 1}, 4),
+        ({}, {"tp": "auto", "shard": "auto"}, 2),
+    ):
+        small, _ = rehearse(load({"cluster": cloud, "parallel": {"strategy": "fsdp2"} | asked}))
+        assert {name: getattr(small.parallel, name) for name in kept} == kept
+        assert isinstance(small.cluster, LocalCluster)
+        assert small.cluster.nodes * small.cluster.processes_per_node == ranks
+        assert small.model.kv_heads % 2 == 0
+
+
+def test_a_family_keeps_its_ways() -> None:
+    told = {"family": "gemma2", "hidden_size": 3584, "layers": 42, "heads": 16, "kv_heads": 8, "head_dim": 256}
+    small, _ = rehearse(load({"model": told | {"ffn_size": 14336, "vocab_size": 256000, "sliding_window": 4096}}))
+    model = small.model
+    assert (model.family, model.sliding_window, model.heads // model.kv_heads) == ("gemma2", 64, 2)
+    assert model.head_dim is not None
+    assert model.head_dim * model.heads / model.hidden_size == pytest.approx(256 * 16 / 3584, rel=0.1)
+    gpt2, _ = rehearse(load({"model": {"family": "gpt2", "hidden_size": 1600, "heads": 25, "kv_heads": 25}}))
+    assert (gpt2.model.family, gpt2.model.gated) == ("gpt2", False)
+
+
+def test_conversations_that_are_elsewhere_are_made_up(tmp_path: Path) -> None:
+    told = {"kind": "chat", "source": "hf://someone/conversations", "tokenizer": "/nowhere/llama"}
+    small, notes = rehearse(load({"data": told}))
+    assert (small.data.kind, small.data.source, small.data.chat_template) == ("chat", str(CHAT), "chatml")
+    assert any("made-up conversations" in note for note in notes)
+    assert rehearse(small) == (small, [])
+    lines = [json.loads(line)["messages"] for line in CHAT.read_text().splitlines()]
+    assert len(lines) > 500
+    assert {turn["role"] for turns in lines for turn in turns} == {"system", "user", "assistant"}
+    here = tmp_path / "chat.jsonl"
+    here.write_text('{"messages": []}')
+    assert rehearse(load({"data": told | {"source": [str(here)]}}))[0].data.source == (str(here),)
+
+
+def test_adapters_and_offloading_are_rehearsed_without_what_is_elsewhere() -> None:
+    small, notes = rehearse(
+        load(
+            {
+                "model": {"pretrained": "/nowhere/Llama-3.1-8B"},
+                "train": {"lora_rank": 8, "compile": True, "steps": 10**6, "eval_every": 10**4},
+                "parallel": {"strategy": "zero3", "offload": "parameters", "offload_to": "nvme"},
+                "score": {"baseline": "/nowhere/base", "tasks": ["hellaswag"], "max_perplexity": 9},
+                "export": {"push_to": "s3://elsewhere/model", "quantize": "int8"},
+                "data": {"nodes": 16},
+            }
+        )
+    )
+    assert (small.model.pretrained, small.train.lora_rank, small.train.compile) == ("", 8, False)
+    assert small.train.eval_every == small.train.steps // 2
+    assert (small.parallel.offload, small.parallel.offload_to) == ("parameters", "cpu")
+    assert (small.score.baseline, small.score.tasks, small.score.must_beat) == ("", (), ())
+    assert (small.export.push_to, small.export.quantize) == ("", "int8")
+    assert small.data.nodes == 2
+    assert any("random weights, because /nowhere/Llama-3.1-8B is not on this machine" in note for note in notes)
+
+
+def test_deepspeed_s_fp16_becomes_bf16() -> None:
+    def rehearsed(strategy: str) -> str:
+        return rehearse(load({"train": {"precision": "fp16"}, "parallel": {"strategy": strategy}}))[0].train.precision
+
+    assert (rehearsed("zero2"), rehearsed("ddp")) == ("bf16", "fp16")
+
+
+def test_adapters_have_the_weights_of_their_two_matrices() -> None:
+    """Peft's own count for Llama 3.1 8B, rank 16, all seven linear layers: 41,943,040."""
+    model = load(GALLERY / "llama31-8b-chat.yaml")
+    assert adapters(model.model, 16, model.train.lora_targets) == 41_943_040
+    with pytest.raises(RecipeError, match="gpt2 has only c_attn, c_proj, c_fc"):
+        load({"model": {"family": "gpt2"}, "train": {"lora_rank": 8}})
+    assert load({"model": {"family": "gpt2"}, "train": {"lora_rank": 8, "lora_targets": ["c_attn"]}})
 
 
 def test_a_source_that_is_here_is_used_in_part(tmp_path: Path) -> None:

@@ -87,7 +87,8 @@ def test_a_block_is_waited_for_and_left_before_it_ends(tmp_path: Path, site: Sit
 
 
 def test_a_block_that_is_about_to_end_is_no_capacity(tmp_path: Path, site: Site, reserve: Any) -> None:
-    reserve(NOW - timedelta(hours=2), NOW + timedelta(minutes=20))
+    now = datetime.now(UTC)  # the module may have been read more than 20 minutes ago
+    reserve(now - timedelta(hours=2), now + timedelta(minutes=20))
     with pytest.raises(NoCapacity, match="too late to start on it"):
         capacity.awaited(recipe(tmp_path, capacity=[f"block:{BLOCK}"]), site)
 

@@ -37,6 +37,10 @@ def recipe(folder: Path, **changes: Any) -> Recipe:
     return Recipe.model_validate(told | changes)
 
 
+PLAIN = dict.fromkeys(("shard", "tp", "pp", "vpp", "cp", "ep"), 1)
+"""A layout whose model is not cut up, every auto settled."""
+
+
 def journal(seconds: float, steps: int = 20, memory_gib: float = 0.5) -> list[dict[str, float]]:
     """A run whose first steps were slow, and one step because the machine was busy."""
     slow = {1: 9.0, 2: 2.0, 3: 1.5, 12: 30.0}
@@ -68,7 +72,7 @@ def test_the_first_steps_and_single_slow_ones_do_not_count() -> None:
 
 
 def test_a_training_is_a_row_that_tables_of_steps_take(tmp_path: Path) -> None:
-    told = recipe(tmp_path, parallel={"strategy": "fsdp2", "micro_batch_size": 4})
+    told = recipe(tmp_path, parallel=PLAIN | {"strategy": "fsdp2", "micro_batch_size": 4, "shard": 2})
     found = row(told, machine(told), 2, Measured("tiny@1", 0.25, 0.5, "2.13.0"))
     back = parse(Path("x.csv"), learning._table(found).decode())
     layout, shape = back.configs.layout, back.configs.shape
@@ -191,7 +195,7 @@ def test_saves_are_advised_on_what_was_measured_there(tmp_path: Path) -> None:
     assert "at 1 GB/s per node (assumed)" in plan_of(told).advice[-1]
     shared = recipe(tmp_path, cluster=cloud | {"lustre_gib": 4800}, train={"precision": "bf16"})
     assert "at 0.586 GB/s per node (its share of FSx for Lustre)" in plan_of(shared).advice[-1]
-    chosen = recipe(tmp_path, cluster=cloud, parallel={"strategy": "ddp", "micro_batch_size": 1})
+    chosen = recipe(tmp_path, cluster=cloud, parallel=PLAIN | {"strategy": "ddp", "micro_batch_size": 1})
     found = row(chosen, machine(told), 16, Measured("tiny@1", 0.25, 0.5, "2.13.0", save_gb_per_s=2.5))
     key = "measured/p5.48xlarge/castra+torch-2.13.0/bf16/tiny@1.csv"
     open_store(told.store).put(key, learning._table(found | {"precision": "bf16"}))

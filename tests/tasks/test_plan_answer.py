@@ -146,7 +146,7 @@ def test_a_plan_over_the_budget_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", ["parallel.tp=8", "parallel.software=megatron", "train.precision=fp8", "model.gated=false"]
+    "change", ["parallel.recompute=full", "parallel.software=megatron", "train.precision=fp8", "model.gated=false"]
 )
 def test_what_is_only_planned_is_not_launched(change: str) -> None:
     recipe = load(LARGE, [change, "parallel.strategy=auto"])

@@ -32,7 +32,7 @@ def test_every_machine_has_a_plan_or_a_reason(recipe: Recipe) -> None:
 def test_what_was_prescribed_for_its_own_machines_is_left_open_elsewhere(recipe: Recipe) -> None:
     assert recipe.parallel.strategy == "fsdp2"
     assert freed(recipe).parallel == Parallel()
-    assert freed(load({"parallel": {"tp": 8}})).parallel == Parallel(software="megatron")
+    assert freed(load({"parallel": {"recompute": "full"}})).parallel == Parallel(software="megatron")
 
 
 def test_a_recipe_for_this_machine_moves_to_a_cluster() -> None:
@@ -46,7 +46,8 @@ def test_where_nothing_can_run_it_every_reason_is_told(recipe: Recipe) -> None:
     assert [line.split(": ")[0] for line in str(refused.value).splitlines()] == [
         "3 x g5.xlarge",
         "64 x g5.xlarge",
-        "3, 64 x trn1.32xlarge",
+        "3 x trn1.32xlarge",
+        "64 x trn1.32xlarge",
     ]
 
 

@@ -17,6 +17,7 @@ from typing import IO, Any, NoReturn, cast
 import numpy as np
 
 from recipes.spec import Recipe
+from training.data.format import BEGINS, TARGET, Layout, PartWriter, part_facts, write_facts
 
 ROOT = Path(__file__).parents[2]
 LENGTH, VOCABULARY = 32, 10_000  # so large that the loss is made in slices
@@ -109,27 +110,39 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def write_dataset(folder: Path, sequences: int = 96) -> Path:
-    """Write a dataset of skewed random tokens in the format of training.data.prepare."""
-    folder.mkdir(parents=True)
-    tokens = sequences * LENGTH + 1
-    ids = np.random.default_rng(0).zipf(1.5, tokens) % VOCABULARY
-    ids.astype("<u2").tofile(folder / "train.bin")
-    part = {"tokens": tokens, "documents": 1, "bytes": tokens}
-    facts = {"dtype": "uint16", "sequence_length": LENGTH, "vocab_size": VOCABULARY, "eos_id": 0, "train": part}
-    (folder / "dataset.json").write_text(json.dumps(facts | {"held_out": part, "dropped": {}}))
+def write_dataset(folder: Path, sequences: int = 96, *, marked: bool = False) -> Path:
+    """Write skewed random tokens as a dataset; `marked`, some are no targets and documents are apart."""
+    rng = np.random.default_rng(0)
+    facts: dict[str, Any] = {
+        "dtype": "uint16", "sequence_length": LENGTH, "stride": LENGTH, "vocab_size": VOCABULARY, "eos_id": 0,
+        "pad_id": 0, "bos_id": None, "kind": "text", "packing": "concat", "documents_apart": marked, "marks": marked,
+        "tokenizer_sha256": "", "sources": {}, "dropped": {},
+    }  # fmt: skip
+    for part, count in (("train", sequences), ("held_out", 10)):
+        ids = (rng.zipf(1.5, count * LENGTH + 1) % VOCABULARY).astype("<u2")
+        marks = (rng.random(len(ids)) < 0.7) * TARGET + (rng.random(len(ids)) < 0.1) * BEGINS
+        with PartWriter(folder, part, Layout(LENGTH, LENGTH, "uint16", marked), count) as writer:
+            writer.write(ids, marks.astype(np.uint8) if marked else None)
+            facts[part] = part_facts(writer.close(), len(ids), 1, len(ids))
+    write_facts(folder, facts)
     return folder
 
 
-def spec(strategy: str = "ddp", micro: int = 4, model: dict[str, Any] | None = None, **train: Any) -> dict[str, Any]:
+def spec(
+    strategy: str = "ddp",
+    micro: int = 4,
+    model: dict[str, Any] | None = None,
+    parallel: dict[str, Any] | None = None,
+    **train: Any,
+) -> dict[str, Any]:
     """Return the resolved recipe of a run that takes a second."""
-    small = {"hidden_size": 32, "layers": 2, "heads": 2, "kv_heads": 1, "ffn_size": 64, "vocab_size": VOCABULARY}
+    small = {"hidden_size": 32, "layers": 2, "heads": 2, "kv_heads": 2, "ffn_size": 64, "vocab_size": VOCABULARY}
     short = {"steps": 6, "warmup_steps": 2, "global_batch_size": 8, "checkpoint_every": 2}
     recipe = {
         "model": small | (model or {}),
         "data": {"sequence_length": LENGTH},
         "train": short | train,
-        "parallel": {"strategy": strategy, "micro_batch_size": micro},
+        "parallel": {"strategy": strategy, "micro_batch_size": micro} | (parallel or {}),
     }
     return Recipe.model_validate(recipe).model_dump(mode="json")
 
@@ -142,11 +155,20 @@ def write_job(folder: Path, spec: dict[str, Any], **inputs: Path) -> Path:
     return folder / "job.json"
 
 
-def losses(output: Path) -> list[float]:
-    """Return the losses of progress.jsonl, whose steps must be 1, 2, 3, …"""
+def losses(output: Path, name: str = "loss") -> list[float]:
+    """Return the losses of progress.jsonl, whose steps must be 1, 2, 3, …, or what else was told of some steps."""
     records = [json.loads(line) for line in (output / "progress.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == list(range(1, len(records) + 1))
-    return [record["loss"] for record in records]
+    return [record[name] for record in records if name in record]
+
+
+def refused(nursery: Nursery, job: Path, ranks: int = 1) -> str:
+    """Run a job that must be refused on every rank, with one sentence and no traceback."""
+    codes, run = nursery.run(job, ranks)
+    assert set(codes) == {2}, run.log.read_text()
+    assert "Traceback" not in run.log.read_text()
+    (error,) = run.say("error")
+    return str(error["message"])
 
 
 def result(output: Path) -> dict[str, Any]:
@@ -188,11 +210,9 @@ def _be_a_rank(question: dict[str, Any], place: dict[str, str]) -> NoReturn:
 if __name__ == "__main__":
     os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed  # noqa: F401  # here, so that no forked rank has to
-    import torch.distributed.checkpoint.state_dict  # noqa: F401
 
-    import training.checkpoint
     import training.checks.network
-    import training.parallel
+    import training.parallel.zero
     import training.run  # noqa: F401
 
     _serve(sys.stdin)

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, processors
 
-from training.data.loader import TokenBatches, open_tokens, read_facts
+from training.data import tokens
+from training.data.format import ids_of, read_facts, verify
+from training.data.loader import TokenBatches
 from training.data.prepare import prepare
 from training.data.sources import SourceError
 from training.job import NodeJob
@@ -48,7 +49,8 @@ def spec(source: Path | str, **data: Any) -> dict[str, Any]:
 
 
 def made(folder: Path) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def start(job: Path, **env: str) -> "subprocess.Popen[str]":
@@ -84,15 +86,17 @@ def test_tokens_decode_to_exactly_the_clean_documents(tmp_path: Path) -> None:
     assert facts["train"]["bytes"] == sum(len(text.encode()) for text in expected)
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["bytes_per_token"] == pytest.approx(result["bytes"] / result["tokens"], abs=1e-4)
-    assert TokenBatches(tmp_path / "out", 4, 1).batch(0).shape == (4, 33)
+    assert TokenBatches(tmp_path / "out", 4, 1).batch(0).tokens.shape == (4, 33)
+    assert verify(tmp_path / "out") == facts
+    assert facts["encoded_by"]["library"].startswith("fastokens")
 
 
 def decoded(folder: Path, part: str, facts: dict[str, Any], tokenizer: Tokenizer) -> list[str]:
-    tokens = open_tokens(folder, part, facts)
+    tokens = np.concatenate(list(ids_of(folder, facts, part)))
     ends = np.flatnonzero(tokens == facts["eos_id"])
     assert ends[-1] == len(tokens) - 1
     assert len(ends) == facts[part]["documents"]
-    pieces = np.split(np.asarray(tokens), ends + 1)[:-1]
+    pieces = np.split(tokens, ends + 1)[:-1]
     return [tokenizer.decode(piece[:-1].tolist(), skip_special_tokens=False) for piece in pieces]
 
 
@@ -110,31 +114,6 @@ def held_out_names(corpus: Path, output: Path) -> list[str]:
     return [json.loads(line)["name"] for line in (output / "held_out.jsonl").read_text().splitlines()]
 
 
-def test_a_killed_run_is_started_again_and_ends_in_the_same_bytes_for_any_number_of_threads(tmp_path: Path) -> None:
-    corpus = write_corpus(tmp_path / "corpus", 1500)
-    whole = write_job(tmp_path / "whole.json", spec(corpus), tmp_path / "whole")
-    broken = write_job(tmp_path / "broken.json", spec(corpus), tmp_path / "broken")
-    straight = start(whole, RAYON_NUM_THREADS="1")
-    out, _ = straight.communicate(timeout=60)
-    assert straight.returncode == 0
-    for sign in ('"selected"', "encoded"):
-        killed = start(broken, RAYON_NUM_THREADS="3")
-        assert killed.stdout is not None
-        for line in killed.stdout:
-            if sign in line:
-                break
-        killed.send_signal(signal.SIGKILL)
-        assert killed.wait() == -signal.SIGKILL
-        killed.stdout.close()
-        assert not (tmp_path / "broken" / "result.json").exists()
-    again = start(broken, RAYON_NUM_THREADS="3")
-    again.communicate(timeout=60)
-    assert again.returncode == 0
-    assert made(tmp_path / "broken") == made(tmp_path / "whole")
-    assert len(made(tmp_path / "whole")) == 6
-    assert '"unit": "train document encoded"' in out
-
-
 def test_a_finished_job_is_not_done_again(tmp_path: Path) -> None:
     job = write_job(tmp_path / "job.json", spec(tmp_path / "nowhere"), tmp_path / "out")
     (tmp_path / "out").mkdir()
@@ -150,7 +129,7 @@ def test_a_mistake_ends_the_program_with_one_sentence_and_code_2(tmp_path: Path)
     out, _ = refused.communicate(timeout=60)
     assert refused.returncode == 2
     assert out.count("\n") == 1
-    assert "there is no folder" in out
+    assert "there is no folder or file" in out
 
 
 def test_a_tokenizer_that_exists_is_used_as_it_is(tmp_path: Path) -> None:
@@ -161,7 +140,7 @@ def test_a_tokenizer_that_exists_is_used_as_it_is(tmp_path: Path) -> None:
     prepare(NodeJob(spec(write_corpus(tmp_path / "new", 30, seed=2)), tmp_path / "kept", {"tokenizer": given}))
     assert made(tmp_path / "named") == made(tmp_path / "first")
     assert made(tmp_path / "kept")["tokenizer.json"] == made(tmp_path / "first")["tokenizer.json"]
-    assert made(tmp_path / "kept")["train.bin"] != made(tmp_path / "first")["train.bin"]
+    assert made(tmp_path / "kept")["train/00000.bin"] != made(tmp_path / "first")["train/00000.bin"]
 
 
 def test_tokenizers_that_do_not_fit_are_told(tmp_path: Path) -> None:
@@ -192,8 +171,9 @@ def test_a_big_vocabulary_takes_four_bytes_a_token(tmp_path: Path) -> None:
     asked = spec(corpus, tokenizer=str(tmp_path / "big.json")) | {"model": {"vocab_size": 70_016}}
     prepare(NodeJob(asked, tmp_path / "big"))
     assert read_facts(tmp_path / "big")["dtype"] == "uint32"
-    assert (tmp_path / "big" / "train.bin").stat().st_size == 2 * (tmp_path / "out" / "train.bin").stat().st_size
-    same = TokenBatches(tmp_path / "big", 4, 1).batch(3) == TokenBatches(tmp_path / "out", 4, 1).batch(3)
+    big, small = (tmp_path / name / "train" / "00000.bin" for name in ("big", "out"))
+    assert big.stat().st_size == 2 * small.stat().st_size
+    same = TokenBatches(tmp_path / "big", 4, 1).batch(3).tokens == TokenBatches(tmp_path / "out", 4, 1).batch(3).tokens
     assert same.all()
 
 
@@ -212,7 +192,7 @@ def test_two_documents_are_enough_for_both_sides(tmp_path: Path) -> None:
 
 
 def test_a_document_that_changes_underway_is_told(tmp_path: Path) -> None:
-    corpus = write_corpus(tmp_path / "corpus", 3000)
+    corpus = write_corpus(tmp_path / "corpus", 1500)
     job = write_job(tmp_path / "job.json", spec(corpus), tmp_path / "out")
     program = start(job)
     assert program.stdout is not None
@@ -227,9 +207,54 @@ def test_a_document_that_changes_underway_is_told(tmp_path: Path) -> None:
 def test_a_full_disk_is_told_in_one_sentence(tmp_path: Path) -> None:
     job = write_job(tmp_path / "job.json", spec(write_corpus(tmp_path / "corpus", 10)), tmp_path / "out")
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / ".train.bin.partial").symlink_to("/dev/full")
+    (tmp_path / "out" / ".held_out.jsonl.partial").symlink_to("/dev/full")
     refused = start(job)
     out, _ = refused.communicate(timeout=60)
     assert refused.returncode == 2
-    assert f"{tmp_path}/out: No space left on device; make room" in out.splitlines()[-1]
+    assert "No space left on device; make room" in out.splitlines()[-1]
     assert not (tmp_path / "out" / "result.json").exists()
+    (tmp_path / "out" / ".held_out.jsonl.partial").unlink()
+    again = start(job)
+    again.communicate(timeout=60)
+    assert again.returncode == 0
+
+
+def test_a_tokenizer_that_the_faster_library_reads_otherwise_is_left_to_the_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Otherwise:
+        def __init__(self, path: str) -> None:
+            del path
+
+        def encode_batch_flat(self, texts: list[str], split_special_tokens: bool) -> tuple[bytes, bytes]:
+            assert split_special_tokens
+            return b"", bytes(8 * (len(texts) + 1))
+
+    corpus = write_corpus(tmp_path / "corpus", 30)
+    prepare(NodeJob(spec(corpus), tmp_path / "first"))
+    monkeypatch.setattr(tokens, "_fast", Otherwise)
+    prepare(NodeJob(spec(corpus), tmp_path / "second"))
+    facts = [read_facts(tmp_path / name) for name in ("first", "second")]
+    assert [one["encoded_by"]["library"].split()[0] for one in facts] == ["fastokens", "tokenizers"]
+    assert facts[0]["train"] == facts[1]["train"]
+
+
+def test_a_tokenizer_that_begins_texts_itself_has_them_begun(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus", 30)
+    prepare(NodeJob(spec(corpus), tmp_path / "first"))
+    tokenizer = Tokenizer.from_file(str(tmp_path / "first" / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<s>"])
+    number = tokenizer.token_to_id("<s>")
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", number)])
+    (tmp_path / "given").mkdir()
+    tokenizer.save(str(tmp_path / "given" / "tokenizer.json"))
+    (tmp_path / "given" / "tokenizer_config.json").write_text("{}")
+    asked = spec(corpus, tokenizer=str(tmp_path / "given")) | {"model": {"vocab_size": 1024}}
+    prepare(NodeJob(asked, tmp_path / "second"))
+    facts = read_facts(tmp_path / "second")
+    assert facts["bos_id"] == number
+    found = np.concatenate(list(ids_of(tmp_path / "second", facts, "train")))
+    assert found[0] == number
+    assert (found[1:][found[:-1] == facts["eos_id"]] == number).all()
+    assert (found == number).sum() == facts["train"]["documents"]
+    assert (tmp_path / "second" / "tokenizer_config.json").read_text() == "{}"

@@ -9,7 +9,8 @@ from subprocess import run
 
 import pytest
 
-from training.data.sources import SourceError, documents, inventory, read
+from training.data.files import whole
+from training.data.sources import SourceError, documents, inventory
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def corpus(tmp_path: Path) -> Path:
 def test_documents_are_sorted_matching_files_without_caches_packages_and_hidden_ones(corpus: Path) -> None:
     found = documents(str(corpus), ["*.py"])
     assert [one.name for one in found] == ["b.py", "deep/c.py", "deep/er/d.py"]
-    assert [one.size for one in found] == [len(read(one)) for one in found]
+    assert [one.size for one in found] == [len(whole(one, 1000)) for one in found]
 
 
 def test_a_pattern_with_a_slash_is_compared_with_the_whole_name(corpus: Path) -> None:
@@ -73,7 +74,7 @@ def test_the_standard_library_is_a_source_without_installed_packages() -> None:
     found = documents("python-stdlib", ["*.py"])
     assert {"os.py", "json/__init__.py"} <= {one.name for one in found}
     assert not any("site-packages" in one.name for one in found)
-    assert found[0].path.is_relative_to(sysconfig.get_paths()["stdlib"])
+    assert Path(found[0].place).is_relative_to(sysconfig.get_paths()["stdlib"])
 
 
 @pytest.mark.parametrize(
@@ -81,10 +82,9 @@ def test_the_standard_library_is_a_source_without_installed_packages() -> None:
     [
         ("{}/corpsu", ["*"], "did you mean {}/corpus?"),
         ("{}/corpus/x/y", ["*"], "the nearest one that exists is {}/corpus"),
-        ("{}/corpus/b.py", ["*"], "is a file; name its folder"),
-        ("s3://bucket/corpus", ["*"], "is an address, not a folder"),
+        ("https://host/corpus", ["*"], "is no address that can be read"),
         ("{}/corpus", ["*.md"], "most files there end in .py"),
-        ("{}/empty", ["*"], "has no files at all"),
+        ("{}/empty", ["*"], "there are no files at all"),
     ],
 )
 def test_what_is_not_there_is_told_in_one_sentence(corpus: Path, source: str, include: list[str], words: str) -> None:
@@ -97,9 +97,48 @@ def test_what_is_not_there_is_told_in_one_sentence(corpus: Path, source: str, in
 
 def test_a_file_that_goes_away_is_named(corpus: Path) -> None:
     found = documents(str(corpus), ["*.py"])
-    found[1].path.unlink()
+    Path(found[1].place).unlink()
     with pytest.raises(SourceError, match=r"deep/c\.py cannot be read"):
         inventory(found)
+
+
+def test_several_sources_come_one_after_the_other_and_a_file_is_one(corpus: Path) -> None:
+    found = documents([str(corpus / "a.txt"), str(corpus / "deep")], ["*.py"])
+    assert [(one.source, one.name) for one in found] == [
+        (str(corpus / "a.txt"), "a.txt"),
+        (str(corpus / "deep"), "c.py"),
+        (str(corpus / "deep"), "er/d.py"),
+    ]
+
+
+def test_a_second_inventory_reads_nothing(corpus: Path, tmp_path: Path) -> None:
+    for path in corpus.rglob("*.py"):
+        os.utime(path, (1, 1))
+    cache = tmp_path / "cache" / "digests"
+    found = documents(str(corpus), ["*.py"])
+    first = inventory(found, cache)
+    assert first == inventory(found)
+    for path in corpus.rglob("*.py"):
+        path.write_text(path.read_text().upper())  # unseen, for its size and time stay
+        os.utime(path, (1, 1))
+    assert inventory(documents(str(corpus), ["*.py"]), cache) == first
+    os.utime(corpus / "b.py", (2, 2))
+    assert inventory(documents(str(corpus), ["*.py"]), cache) != first
+
+
+def test_a_cache_that_cannot_be_used_costs_time_only(corpus: Path, tmp_path: Path) -> None:
+    found = documents(str(corpus), ["*.py"])
+    (tmp_path / "broken").write_text("this is no database, " * 100)
+    assert inventory(found, tmp_path / "broken") == inventory(found) == inventory(found, tmp_path / "broken" / "x")
+
+
+def test_what_changed_since_it_was_listed_is_told(corpus: Path) -> None:
+    found = documents(str(corpus), ["*.py"])
+    (corpus / "b.py").write_text("longer than before, and so another file\n")
+    with pytest.raises(SourceError, match=r"b\.py changed while it was being"):
+        inventory(found)
+    with pytest.raises(SourceError, match=r"b\.py changed while it was being"):
+        whole(found[0], 1000)
 
 
 def test_the_control_plane_can_read_it_without_numpy_or_torch() -> None:

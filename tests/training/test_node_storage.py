@@ -26,8 +26,9 @@ def s3(site: Site, dataset: Path) -> Any:
     """A bucket with the dataset."""
     s3 = client("s3", site.endpoint)
     s3.create_bucket(Bucket=BUCKET)
-    for path in dataset.iterdir():
-        s3.upload_file(str(path), BUCKET, f"dataset/{path.name}")
+    for path in dataset.rglob("*"):
+        if path.is_file():
+            s3.upload_file(str(path), BUCKET, f"dataset/{path.relative_to(dataset).as_posix()}")
     return s3
 
 

@@ -44,11 +44,11 @@ class Bench:
         found = self.s3.list_objects_v2(Bucket=BUCKET, Prefix=start).get("Contents", [])
         return [told["Key"][len(start) :] for told in found]
 
-    def checkpoint(self, step: int, *files: str) -> None:
+    def checkpoint(self, step: int, *files: str, best: bool = False) -> None:
         """Put a complete checkpoint there."""
         for name in files:
             self.put(f"out/checkpoints/step-{step:08d}/{name}")
-        told = {"files": {name: [1, "hash"] for name in files}}
+        told = {"files": {name: [1, "hash"] for name in files}, "best": best}
         self.put(f"out/checkpoints/step-{step:08d}/manifest.json", json.dumps(told).encode())
 
     def stage(self, rank: int = 0, nodes: int = 1) -> tuple[Stage, Path]:
@@ -147,6 +147,13 @@ def test_of_a_training_run_only_the_newest_complete_checkpoint_comes(bench: Benc
         "checkpoints/step-00000004/zero/b",
         "progress.jsonl",
     ]
+
+
+def test_a_run_that_goes_on_has_its_best_checkpoint_too(bench: Bench) -> None:
+    for step in (2, 4, 6, 8):
+        bench.checkpoint(step, "a", best=step in (2, 4))
+    _, folder = bench.stage()
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step-00000004", "step-00000008"]
 
 
 def test_what_an_earlier_attempt_left_here_and_s3_never_had_goes(bench: Bench) -> None:

@@ -5,14 +5,29 @@ dataset computed on the fly. So a run resumes at any step, on any number of rank
 have had: nothing about the data order is saved in a checkpoint.
 """
 
-import json
 import math
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from training.data.format import (
+    BEGINS,
+    TARGET,
+    Layout,
+    Marks,
+    Shard,
+    layout_of,
+    open_counts,
+    open_marks,
+    open_shard,
+    read_facts,
+    shards_of,
+    windows,
+)
 from training.data.hashing import Unsigned, scrambled
 from training.data.sources import SourceError
 
@@ -24,16 +39,34 @@ BLOCK: Final = 4096
 """Samples whose places are computed at once: NumPy's cost per call is then spread thin."""
 
 
-class TokenBatches:
-    """The training set of a folder that `training.data.prepare` wrote, as batches of token ids."""
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One rank's rows of a step's global batch.
 
-    def __init__(self, folder: Path, global_batch_size: int, seed: int) -> None:
+    tokens: int64 [rows, L + 1]; columns 0..L-1 are the inputs, 1..L the targets.
+    mask: bool [rows, L], which of the targets are learned; None: all are.
+    documents: int64 [rows, L], the number of each input's document within its row; None: attention need not know.
+    targets: how many targets of the whole global batch, over all ranks, are learned; 0 is possible with a mask.
+    """
+
+    tokens: Integers
+    mask: npt.NDArray[np.bool_] | None
+    documents: Integers | None
+    targets: int
+
+
+class TokenBatches:
+    """A part of a dataset (`training.data.format`) as batches of token ids."""
+
+    def __init__(self, folder: Path, global_batch_size: int, seed: int, part: str = "train") -> None:
         """Open the dataset without reading it. Raises SourceError when it is absent, damaged or too small."""
         self.facts = read_facts(folder)
         self.sequence_length = int(self.facts["sequence_length"])
         self.vocab_size = int(self.facts["vocab_size"])
-        tokens = open_tokens(folder, "train", self.facts)
-        self.sequences = max(0, (len(tokens) - 1) // self.sequence_length)
+        layout = layout_of(self.facts, part)
+        self._shards = [_Rows(folder, shard, layout) for shard in shards_of(folder, self.facts, part)]
+        self._ends = np.cumsum([rows.shard.sequences for rows in self._shards])
+        self.sequences = int(self._ends[-1]) if self._shards else 0
         if self.sequences < global_batch_size:
             raise SourceError(
                 f"the dataset in {folder} has {self.sequences} sequences of {self.sequence_length} tokens, fewer than "
@@ -41,22 +74,30 @@ class TokenBatches:
             )
         self.global_batch_size = global_batch_size
         self.seed = seed
-        self._rows = _windows(tokens, self.sequences, self.sequence_length)
+        self._marked, self._apart, self._end = layout.marks, self.facts["documents_apart"], self.facts["eos_id"]
         self._block_steps = max(1, BLOCK // global_batch_size)
         self._block: tuple[int, Integers] = (-1, np.empty(0, np.int64))
 
-    def batch(self, step: int, rank: int = 0, world: int = 1) -> Integers:
-        """Return this rank's part of step's global batch: int64 [global_batch_size / world, sequence_length + 1].
+    def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
+        """Return this rank's part of step's global batch: global_batch_size / world rows.
 
-        Columns 0..L-1 are the inputs, 1..L the targets. Over the ranks it is the same global batch for every world
-        size: rank r of w has its rows r, r + w, … Raises ValueError when world does not divide the global batch.
+        Over the ranks it is the same global batch for every world size: rank r of w has its rows r, r + w, … Raises
+        ValueError when world does not divide the global batch.
         """
         if self.global_batch_size % world:
             raise ValueError(f"train.global_batch_size ({self.global_batch_size}) must be a multiple of {world} ranks")
-        return self._rows[self.places(step)[rank::world]].astype(np.int64)
+        everywhere = self._located(self.places(step))
+        tokens = np.empty((self.global_batch_size // world, self.sequence_length + 1), np.int64)
+        marks = np.empty(tokens.shape, np.uint8) if self._marked else None
+        for i, (rows, row) in enumerate(everywhere[rank::world]):
+            tokens[i] = rows.ids[row]
+            if marks is not None:
+                marks[i] = rows.marks[row]
+        mask = None if marks is None else (marks[:, 1:] & TARGET).view(np.bool_)
+        return Batch(tokens, mask, self._documents(tokens, marks) if self._apart else None, self._targets(everywhere))
 
     def places(self, step: int) -> Integers:
-        """Return which training sequences step's global batch holds: int64 [global_batch_size]."""
+        """Return which of the part's sequences step's global batch holds: int64 [global_batch_size]."""
         block, within = divmod(step, self._block_steps)
         if self._block[0] != block:
             first = block * self._block_steps * self.global_batch_size
@@ -65,24 +106,46 @@ class TokenBatches:
         start = within * self.global_batch_size
         return self._block[1][start : start + self.global_batch_size]
 
+    def _located(self, places: Integers) -> list[tuple["_Rows", int]]:
+        """Return the shard and the row within it of each sequence."""
+        which = np.searchsorted(self._ends, places, side="right")
+        starts = np.concatenate([[0], self._ends])[which]
+        return [(self._shards[i], row) for i, row in zip(which.tolist(), (places - starts).tolist(), strict=True)]
 
-def read_facts(folder: Path) -> dict[str, Any]:
-    """Return dataset.json of a folder. Raises SourceError when there is none."""
-    try:
-        facts: dict[str, Any] = json.loads((folder / "dataset.json").read_text())
-    except (OSError, ValueError) as problem:
-        raise SourceError(f"{folder} holds no dataset (dataset.json cannot be read); run preprocess first") from problem
-    return facts
+    def _targets(self, everywhere: list[tuple["_Rows", int]]) -> int:
+        if not self._marked:
+            return self.global_batch_size * self.sequence_length
+        return sum(int(rows.counts[row]) for rows, row in everywhere)
+
+    def _documents(self, tokens: Integers, marks: Marks | None) -> Integers:
+        """Number the documents of each row: one begins where a mark says so, or after the end of the one before."""
+        if marks is not None:
+            return np.cumsum((marks[:, :-1] & BEGINS) > 0, axis=1, dtype=np.int64)
+        begins = np.zeros((len(tokens), self.sequence_length), np.bool_)
+        np.equal(tokens[:, :-2], self._end, out=begins[:, 1:])
+        return np.cumsum(begins, axis=1, dtype=np.int64)
 
 
-def open_tokens(folder: Path, part: str, facts: dict[str, Any]) -> npt.NDArray[np.unsignedinteger[Any]]:
-    """Map the token ids of part "train" or "held_out", one dimension. Raises SourceError when the file is damaged."""
-    path = folder / f"{part}.bin"
-    kind = np.dtype(facts["dtype"]).newbyteorder("<")
-    expected = int(facts[part]["tokens"]) * kind.itemsize
-    if not path.is_file() or path.stat().st_size != expected:
-        raise SourceError(f"{path} is absent or not of the {expected} bytes dataset.json tells; run preprocess again")
-    return np.memmap(path, dtype=kind, mode="r") if expected else np.empty(0, kind)
+class _Rows:
+    """A shard whose files are mapped when the first row of it is asked for."""
+
+    def __init__(self, folder: Path, shard: Shard, layout: Layout) -> None:
+        self._folder, self.shard, self._layout = folder, shard, layout
+
+    @cached_property
+    def ids(self) -> npt.NDArray[Any]:
+        """Token ids [rows, L + 1]."""
+        return windows(open_shard(self._folder, self.shard, self._layout), self.shard.sequences, self._layout)
+
+    @cached_property
+    def marks(self) -> npt.NDArray[Any]:
+        """Marks [rows, L + 1]."""
+        return windows(open_marks(self._folder, self.shard), self.shard.sequences, self._layout)
+
+    @cached_property
+    def counts(self) -> npt.NDArray[np.uint32]:
+        """Learned targets [rows]."""
+        return open_counts(self._folder, self.shard)
 
 
 def shuffled(numbers: Integers, size: int, seed: int) -> Integers:
@@ -109,13 +172,3 @@ def _feistel(place: Unsigned, key: Unsigned, size: int) -> Unsigned:
         high = (high + scrambled(low ^ (key + np.uint64(turn << 32))) % high_size) % high_size
         low = (low + scrambled(high ^ (key + np.uint64((turn + 1) << 32))) % low_size) % low_size
     return high * low_size + low
-
-
-def _windows(
-    tokens: npt.NDArray[np.unsignedinteger[Any]], count: int, length: int
-) -> npt.NDArray[np.unsignedinteger[Any]]:
-    """View packed tokens as rows of length + 1 that share their border token, without copying."""
-    step = tokens.itemsize
-    return np.lib.stride_tricks.as_strided(
-        tokens[: count * length + 1], (count, length + 1), (length * step, step), writeable=False
-    )

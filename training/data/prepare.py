@@ -1,80 +1,156 @@
-"""Turn a folder of files into packed tokens: read, clean, deduplicate, split, train a tokenizer, encode.
+"""Turn documents into packed tokens: read, clean, deduplicate, split, train a tokenizer, encode, pack.
 
     python -m training.data.prepare job.json
 
-The same documents give the same bytes, whatever the machine and its number of cores. Documents are read again for
-every pass instead of being held in memory. Every file appears under its name only when it is whole, dataset.json after
-the others, result.json last: a run that was killed is simply started again.
+The same documents give the same bytes, whatever the machine, its processes and the number of nodes. The work is cut
+into pieces by the input alone (`training.data.records`); the result of each is a file under .parts-… of the output,
+there or not there, so that a run that was killed goes on where it was. dataset.json comes after every shard,
+result.json last. On several nodes (data.nodes, each started as the platform of `training.contract` does) each takes its
+share of the pieces.
 """
 
 import hashlib
 import json
 import os
+import shutil
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, replace
 from pathlib import Path
-from typing import IO, Any, Final, TypeVar
+from typing import Any, Final
 
-from tokenizers import Tokenizer
+import numpy as np
 
+from training import contract
 from training.alone import alone
-from training.data import tokens
-from training.data.clean import Dropped, Limits, clean
-from training.data.dedup import Seen, fingerprint
-from training.data.sources import Document, SourceError, documents, inventory, read
-from training.job import NodeJob, progress, say, write_json
+from training.data import join, pack, tokens
+from training.data.clean import TRAIN, Limits
+from training.data.format import FORMAT, Layout, part_facts, write_facts
+from training.data.learn import learn, take
+from training.data.parts import Parts
+from training.data.records import Fields, units
+from training.data.sources import Document, SourceError, documents, inventory
+from training.data.survey import Scheme, Work, chat_of, encode, survey
+from training.data.team import Team, cores
+from training.job import NodeJob, say
+from training.process import JobError
 
-TOKENIZER_BYTES: Final = 10_000_000
-"""The tokenizer learns from about this much, taken evenly over the training documents: on the standard library three
-times as much makes the text 0.9 % shorter and takes two and a half times as long."""
-SAID_EVERY: Final = 0.5
-"""Seconds between two lines of progress."""
-
-Item = TypeVar("Item")
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A document that passed, and the hash of its clean text."""
-
-    document: Document
-    digest: bytes
+SMALL: Final = 64 << 20
+"""Bytes of input up to which one process is as quick as many, which take a second to start."""
+TROUBLES: Final = 5
+"""Sentences about broken records that are told."""
 
 
 def prepare(job: NodeJob) -> None:
-    """Write tokenizer.json, train.bin, held_out.bin, held_out.jsonl, dataset.json and result.json under job.output.
+    """Write tokenizer.json, the shards, held_out.jsonl, dataset.json and result.json under job.output.
 
     Raises SourceError for a source, tokenizer or split that cannot be used.
     """
     began = time.monotonic()
-    data, output = job.spec["data"], job.output
-    output.mkdir(parents=True, exist_ok=True)
-    limits = Limits(data["min_chars"], data["max_chars"])
+    data = job.spec["data"]
+    place = _place(int(data.get("nodes", 1)))
     listed = documents(data["source"], data["include"], data["max_documents"])
-    _same_text(listed, data)
-    kept, dropped = select(listed, limits, data["near_duplicate"])
-    train, held_out = split(kept, data["held_out"])
-    say("selected", train=len(train), held_out=len(held_out), dropped=dropped)
-    tokenizer = _tokenizer(job, train, limits)
-    facts = {
-        "dtype": tokens.kind_of(tokens.size(tokenizer)).name,
-        "sequence_length": data["sequence_length"],
-        "vocab_size": tokens.size(tokenizer),
-        "eos_id": tokens.end_id(tokenizer),
-        "dropped": dropped,
-        "train": pack(tokenizer, texts(train, limits, "train document encoded"), output / "train.bin"),
-        "held_out": pack(tokenizer, texts(held_out, limits, "held-out document encoded"), output / "held_out.bin"),
-    }
-    with fresh(output / "held_out.jsonl") as out:
-        for one, text in zip(held_out, texts(held_out, limits, "held-out document written"), strict=True):
-            out.write(json.dumps({"name": one.document.name, "text": text}).encode() + b"\n")
-    write_json(output / "dataset.json", facts)
-    result = _summary(facts)
-    job.finish(result)
-    say("prepared", seconds=round(time.monotonic() - began, 1), **result)
+    if place.rank == 0:
+        _same_text(listed, data)
+    work = _work(job, listed, place)
+    team = Team(work.parts, _workers(data, work), place.rank, place.nodes, pack.pack)
+    with team:
+        work, facts = _encoded(job, team, work)
+        packing = _packing(job, work, facts)
+        team.once(pack.count, "ledger", work)
+        team.every(pack.pack, pack.names(packing), packing, "shard packed")
+    if place.rank == 0:
+        _finish(job, packing, facts)
+        say("prepared", seconds=round(time.monotonic() - began, 1), **_result(job))
+    if place.rank == 0 or work.exchange:
+        shutil.rmtree(work.folder, ignore_errors=True)
+
+
+def _encoded(job: NodeJob, team: Team, work: Work) -> tuple[Work, Mapping[str, Any]]:
+    """Look at every unit, decide what stays, and encode it; return the work with its scheme, and the tokenizer's facts.
+
+    Where the tokenizer is there already, units are encoded in the same pass as they are looked at.
+    """
+    given = _given(job)
+    if given is not None:
+        team.once(take, "tokenizer", work, given, _vocabulary(job))
+        work, facts = _with_scheme(job, work)
+        _select(job, team, work)
+        return work, facts
+    _select(job, team, work)
+    template = "" if not work.fields.chat else job.spec["data"]["chat_template"]
+    team.once(learn, "tokenizer", work, _vocabulary(job), template)
+    work, facts = _with_scheme(job, replace(work, surveyed=True))
+    sizes = [unit.size for unit in work.units]
+    team.every(encode, [f"encoded-{i:06d}" for i in range(len(work.units))], work, "MB encoded", sizes)
+    return work, facts
+
+
+def _select(job: NodeJob, team: Team, work: Work) -> None:
+    """Look at every unit and decide what becomes of each document."""
+    sizes = [unit.size for unit in work.units]
+    team.every(survey, [f"survey-{i:06d}" for i in range(len(work.units))], work, "MB read", sizes)
+    most = job.spec["data"]["max_documents"] if any(unit.documents[0].ending for unit in work.units) else None
+    team.once(join.exact, "exact", work, most)
+    if work.threshold < 1:
+        bands = [f"band-{i:03d}" for i in range(join.bands(work.threshold))]
+        team.every(join.band, bands, work, "band sorted")
+        pieces = [f"alike-{i:04d}" for i in range(join.pieces(work))]
+        team.every(join.compare, pieces, work, "piece compared")
+    team.once(join.select, "selected", work)
+    if team.node == 0:
+        told = work.parts.open("selected").facts
+        say("selected", train=told["train"], held_out=told["held_out"], dropped=told["dropped"])
+        troubles = [sentence for i in range(len(work.units)) if (sentence := work.looked_at(i).facts["trouble"])]
+        for sentence in troubles[:TROUBLES]:
+            say("broken-record", message=sentence, units=len(troubles))
+
+
+def _place(nodes: int) -> contract.Node:
+    """Return this node's place among those that prepare the data, first by torchrun's words. Raises JobError."""
+    place = contract.read(os.environ)
+    if "GROUP_WORLD_SIZE" in os.environ:
+        place = replace(place, nodes=int(os.environ["GROUP_WORLD_SIZE"]), rank=int(os.environ["GROUP_RANK"]))
+    if nodes == 1:
+        return replace(place, nodes=1, rank=0)
+    if place.nodes != nodes:
+        raise JobError(f"data.nodes is {nodes} and the job has {place.nodes} nodes; ask the cluster for {nodes}")
+    return place
+
+
+def _work(job: NodeJob, listed: Sequence[Document], place: contract.Node) -> Work:
+    """Cut the input up, and open the folder of results; those of another input or recipe are removed."""
+    data = job.spec["data"]
+    identity = _identity(job, listed)
+    folder = job.output / f".parts-{identity}"
+    job.output.mkdir(parents=True, exist_ok=True)
+    exchange = ""
+    if place.nodes > 1 and os.environ.get("CASTRA_PRIVATE_OUTPUT") == "1":
+        exchange = os.environ.get("CASTRA_OUTPUT_URL", "")
+        if not exchange:
+            raise JobError("data.nodes above 1 needs an output folder that all nodes see, or one in S3")
+        exchange = f"{exchange.rstrip('/')}/.parts-{identity}"
+    if place.rank == 0:
+        if not folder.exists():
+            (job.output / "dataset.json").unlink(missing_ok=True)
+        for other in job.output.glob(".parts-*"):
+            if other != folder:
+                shutil.rmtree(other, ignore_errors=True)
+    chat = data.get("kind", "text") == "chat"
+    fields = Fields(chat, data.get("text_field", "text"), data.get("messages_field", "messages"), data["max_chars"])
+    limits = Limits(data["min_chars"], data["max_chars"])
+    Parts(folder, exchange)
+    cut = tuple(units(listed))
+    return Work(cut, fields, limits, data["near_duplicate"], data["held_out"], folder, exchange)
+
+
+def _identity(job: NodeJob, listed: Sequence[Document]) -> str:
+    """Return a hash of all that results depend on, so that those of something else are never taken."""
+    data = {name: value for name, value in job.spec["data"].items() if name not in ("workers", "nodes", "digest")}
+    given = _given(job)
+    tokenizer = tokens.sha256(tokens.found_at(given)) if given else ""
+    told = [FORMAT, data, _vocabulary(job), tokenizer, [astuple(one) for one in listed]]
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _same_text(listed: Sequence[Document], data: Mapping[str, Any]) -> None:
@@ -87,111 +163,112 @@ def _same_text(listed: Sequence[Document], data: Mapping[str, Any]) -> None:
         )
 
 
-def select(listed: Sequence[Document], limits: Limits, threshold: float) -> tuple[list[Kept], dict[str, int]]:
-    """Clean and deduplicate: return what stays, in order, and how many documents were dropped for which reason."""
-    seen, kept, dropped = Seen(threshold), [], Counter[str]()
-    for document in told(listed, "document read"):
-        text = clean(read(document), limits)
-        refused = text if isinstance(text, Dropped) else seen.refuse(text)
-        if refused is None:
-            kept.append(Kept(document, fingerprint(text)))
-        else:
-            dropped[refused.value] += 1
-    if len(kept) < 2:
-        raise SourceError(
-            f"of {len(listed)} documents {len(kept)} passed ({_reasons(dropped)}), and training and scoring need one "
-            "each; loosen data.min_chars, data.max_chars or data.near_duplicate, or add data"
-        )
-    return kept, dict(sorted(dropped.items()))
+def _workers(data: Mapping[str, Any], work: Work) -> int:
+    asked = data.get("workers", "auto")
+    if asked != "auto":
+        return int(asked)
+    return cores() if sum(unit.size for unit in work.units) > SMALL else 1
 
 
-def split(kept: Sequence[Kept], share: float) -> tuple[list[Kept], list[Kept]]:
-    """Part the documents into (train, held out) by a hash of their names, so that new files move no old one.
-
-    Held-out documents come in the order of their hash: any first part of them is a fair sample. Each side gets at
-    least one document.
-    """
-    ranked = sorted(kept, key=lambda one: _rank(one.document.name))
-    count = sum(_rank(one.document.name) < share * 2**64 for one in ranked)
-    held_out = ranked[: min(max(1, count), len(ranked) - 1)]
-    names = {one.document.name for one in held_out}
-    return [one for one in kept if one.document.name not in names], held_out
+def _given(job: NodeJob) -> Path | None:
+    """Return the path of the tokenizer the job names, None where one is learned."""
+    told = job.spec["data"]["tokenizer"]
+    return job.inputs.get("tokenizer") or (None if told == "train" else Path(told).expanduser())
 
 
-def texts(wanted: Sequence[Kept], limits: Limits, unit: str) -> Iterator[str]:
-    """Read documents again and yield their clean texts. Raises SourceError when one has changed meanwhile."""
-    for one in told(wanted, unit):
-        text = clean(read(one.document), limits)
-        if isinstance(text, Dropped) or fingerprint(text) != one.digest:
-            raise SourceError(f"{one.document.path} changed while it was being prepared; start again when it is still")
-        yield text
+def _vocabulary(job: NodeJob) -> int:
+    return int(job.spec["model"]["vocab_size"])
 
 
-def pack(tokenizer: Tokenizer, source: Iterable[str], path: Path) -> dict[str, int]:
-    """Write the ids of all texts, each followed by the end token; return {"documents", "bytes", "tokens"}."""
-    total = {"documents": 0, "bytes": 0, "tokens": 0}
-
-    def counted() -> Iterator[str]:
-        for text in source:
-            total["bytes"] += len(text.encode())
-            yield text
-
-    with fresh(path) as out:
-        for ids in tokens.encode(tokenizer, counted()):
-            out.write(ids.tobytes())
-            total["documents"] += 1
-            total["tokens"] += len(ids)
-    return total
-
-
-@contextmanager
-def fresh(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that takes its name only when it is whole and on the disk."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as out:
-        yield out
-        out.flush()
-        os.fsync(out.fileno())
-    partial.replace(path)
+def _with_scheme(job: NodeJob, work: Work) -> tuple[Work, Mapping[str, Any]]:
+    """Put the tokenizer's files on this node, and say how text becomes ids. Raises SourceError."""
+    part = work.parts.open("tokenizer")
+    work.tokenizer.parent.mkdir(exist_ok=True)
+    for name, content in part.pages[0].items():
+        with pack.fresh(work.tokenizer.with_name(name)) as out:
+            out.write(content.tobytes())
+    facts = part.facts
+    frame = tokens.Frame(facts["bos_id"], facts["eos_id"], facts["dtype"])
+    template = job.spec["data"]["chat_template"] if work.fields.chat else ""
+    scheme = Scheme(work.tokenizer, frame, bool(facts["fast"]), template)
+    if work.fields.chat:
+        chat_of(scheme)
+    return replace(work, scheme=scheme), facts
 
 
-def told(items: Sequence[Item], unit: str) -> Iterator[Item]:
-    """Yield the items and tell, now and then and at the end, how many are done."""
-    last = time.monotonic()
-    for done, item in enumerate(items, 1):
-        yield item
-        if done == len(items) or time.monotonic() - last > SAID_EVERY:
-            progress(done, len(items), unit)
-            last = time.monotonic()
+def _packing(job: NodeJob, work: Work, facts: Mapping[str, Any]) -> pack.Packing:
+    data = job.spec["data"]
+    length, stream = int(data["sequence_length"]), data.get("packing", "concat") == "concat"
+    marks = work.fields.chat or data.get("documents_apart", False) or not stream
+    layout = Layout(length, length if stream else length + 1, facts["dtype"], bool(marks))
+    megatron = facts["vocab_size"] if data.get("megatron") else 0
+    return pack.Packing(work, job.output, layout, facts["pad_id"], megatron)
 
 
-def _tokenizer(job: NodeJob, train: Sequence[Kept], limits: Limits) -> Tokenizer:
-    """Load the tokenizer the job names, or learn one, and write tokenizer.json."""
-    vocab_size, told_path = int(job.spec["model"]["vocab_size"]), job.spec["data"]["tokenizer"]
-    path = job.inputs.get("tokenizer") or (None if told_path == "train" else Path(told_path).expanduser())
-    if path is not None:
-        tokenizer = tokens.load(path, vocab_size)
-    else:
-        sample = tokens.spread(train, [one.document.size for one in train], TOKENIZER_BYTES)
-        tokenizer = tokens.train(texts(sample, limits, "document learned from"), vocab_size)
-    with fresh(job.output / "tokenizer.json") as out:
-        out.write(tokenizer.to_str().encode())
-    return tokenizer
+def _finish(job: NodeJob, packing: pack.Packing, facts: Mapping[str, Any]) -> None:
+    """Write the tokenizer's files, dataset.json and, when nothing is left of the work, result.json."""
+    work, output, data = packing.work, job.output, job.spec["data"]
+    for path in sorted(work.tokenizer.parent.iterdir()):
+        with pack.fresh(output / path.name) as out:
+            out.write(path.read_bytes())
+    told = work.parts.open("ledger")
+    ledger = told.pages[0]["ledger"]
+    shards = [one for name in pack.names(packing) if name.startswith("train") for one in pack.noted(work, name)]
+    dataset = {
+        "dtype": np.dtype(facts["dtype"]).name,
+        "sequence_length": packing.layout.length,
+        "stride": packing.layout.stride,
+        "vocab_size": facts["vocab_size"],
+        "eos_id": facts["eos_id"],
+        "pad_id": facts["pad_id"],
+        "bos_id": facts["bos_id"],
+        "kind": data.get("kind", "text"),
+        "packing": data.get("packing", "concat"),
+        "documents_apart": bool(data.get("documents_apart", False)),
+        "marks": packing.layout.marks,
+        "tokenizer_sha256": tokens.sha256(output / "tokenizer.json"),
+        "encoded_by": facts["library"],
+        "train": _part(ledger, TRAIN, shards),
+        "held_out": _part(ledger, TRAIN + 1, pack.noted(work, pack.HELD)),
+        "sources": _sources(work, ledger),
+        "dropped": told.facts["dropped"],
+    }
+    for stray in (*output.glob(".*.partial"), *output.glob(".*.json.[0-9]*")):
+        stray.unlink()
+    write_facts(output, dataset)
+    work.parts.clear()
+    job.finish(_summary(dataset))
 
 
-def _summary(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return result.json: the dataset's facts and their sums."""
-    total = {key: facts["train"][key] + facts["held_out"][key] for key in ("documents", "bytes", "tokens")}
-    return facts | total | {"bytes_per_token": round(total["bytes"] / total["tokens"], 4)}
+def _part(ledger: Any, part: int, shards: Sequence[Any]) -> dict[str, Any]:
+    count, size_tokens, size = ledger[:, part].sum(axis=0).tolist()
+    return part_facts(shards, size_tokens, count, size)
 
 
-def _rank(name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(os.fsencode(name), digest_size=8).digest(), "big")
+def _sources(work: Work, ledger: Any) -> dict[str, dict[str, int]]:
+    """Return documents, tokens and bytes of every source, training and held out together."""
+    found: dict[str, Any] = {}
+    for unit, counted in zip(work.units, ledger.sum(axis=1), strict=True):
+        found[unit.documents[0].source] = found.get(unit.documents[0].source, 0) + counted
+    return {
+        source: dict(zip(("documents", "tokens", "bytes"), total.tolist(), strict=True))
+        for source, total in found.items()
+    }
 
 
-def _reasons(dropped: Counter[str]) -> str:
-    return ", ".join(f"{reason}: {count}" for reason, count in sorted(dropped.items())) or "nothing was dropped"
+def _summary(dataset: Mapping[str, Any]) -> dict[str, Any]:
+    """Return result.json: the dataset's facts without its list of shards, and their sums."""
+    parts = {name: {key: dataset[name][key] for key in dataset[name] if key != "shards"} for name in PARTS}
+    total = {key: sum(parts[name][key] for name in PARTS) for key in ("documents", "bytes", "tokens")}
+    return dict(dataset) | parts | total | {"bytes_per_token": round(total["bytes"] / total["tokens"], 4)}
 
+
+def _result(job: NodeJob) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((job.output / "result.json").read_text())
+    return told
+
+
+PARTS: Final = ("train", "held_out")
 
 if __name__ == "__main__":
     alone(prepare)

@@ -11,21 +11,23 @@ def model_card(job: NodeJob, facts: dict[str, Any], export: dict[str, Any]) -> s
     """Return README.md for the exported folder: a pure function of the recipe, the data's facts and the results.
 
     `facts` is dataset.json, `export` the export's own result. Training and score are told where inputs["model"] and
-    inputs["score"] have a result.json; spec["lineage"], a flat dictionary, is repeated as it is.
+    inputs["score"] have a result.json; spec["lineage"] (recipe, dataset, plan, commit, …) is repeated as it is.
     """
     name, spec = job.spec["name"], job.spec
     parts = [
         _front_matter(spec),
-        f"# {name}\n\n{spec['description'] or 'A Llama-architecture language model, trained from scratch.'}",
+        f"# {name}\n\n{spec['description'] or _described(spec)}",
         "## Model\n\n" + _table(_architecture(spec, facts, export)),
         "## Data\n\n" + _data(spec, facts),
         "## Training\n\n" + _table(_training(spec, _result(job, "model"))),
         "## Evaluation\n\n" + _evaluation(_result(job, "score"), export),
-        "## Use\n\n" + _use(),
+        "## Use\n\n" + _use(facts, export),
         "## Limits\n\n" + _limits(spec),
     ]
+    if quantized := export.get("quantized"):
+        parts.insert(-2, "## Quantised copy\n\n" + _quantised(quantized))
     if lineage := spec.get("lineage"):
-        parts.append("## Lineage\n\n" + _table({str(key): f"`{value}`" for key, value in lineage.items()}))
+        parts.append("## Lineage\n\n" + _table({key: f"`{value}`" for key, value in _flat(lineage).items()}))
     return "\n\n".join(parts) + "\n"
 
 
@@ -35,7 +37,7 @@ def _front_matter(spec: dict[str, Any]) -> str:
         "library_name: transformers",
         "pipeline_tag: text-generation",
         "tags:",
-        "- llama",
+        f"- {spec['model']['family']}",
         "- castra",
     ]
     return "---\n" + "\n".join(lines) + "\n---"
@@ -61,9 +63,14 @@ def _data(spec: dict[str, Any], facts: dict[str, Any]) -> str:
         for part in ("train", "held_out")
     }
     dropped = {f"dropped: {reason.replace('_', ' ')}": f"{n:,} documents" for reason, n in facts["dropped"].items()}
-    source = {"source": f"`{spec['data']['source']}` ({', '.join(f'`{one}`' for one in spec['data']['include'])})"}
+    patterns = ", ".join(f"`{one}`" for one in spec["data"]["include"])
+    source = {"source": f"{', '.join(f'`{one}`' for one in _sources(spec))} ({patterns})"}
+    ledger = {
+        f"tokens of {name}": f"{told['tokens']:,} in {told['documents']:,} documents"
+        for name, told in facts.get("sources", {}).items()
+    }
     return (
-        _table(source | rows | dropped)
+        _table(source | rows | ledger | dropped)
         + "\n\nCopies were removed before the split, which is by a hash of each document's name: no held-out document, "
         "nor a near copy of one found by MinHash, was trained on."
     )
@@ -72,12 +79,14 @@ def _data(spec: dict[str, Any], facts: dict[str, Any]) -> str:
 def _training(spec: dict[str, Any], run: dict[str, Any]) -> dict[str, str]:
     train = spec["train"]
     rows = {
-        "optimizer": f"AdamW, peak learning rate {train['learning_rate']:g}, cosine decay, "
-        f"weight decay {train['weight_decay']:g}",
+        "optimizer": f"AdamW, weight decay {train['weight_decay']:g}",
+        "learning rate": f"{train['learning_rate']:g} at its peak, schedule {train.get('schedule', 'cosine')}",
         "steps": f"{train['steps']:,} of {train['global_batch_size']:,} sequences",
         "precision": train["precision"],
         "seed": str(train["seed"]),
     }
+    if train.get("lora_rank"):
+        rows["adapters"] = f"LoRA of rank {train['lora_rank']}, alpha {train['lora_alpha']:g}; all else frozen"
     told = {"tokens": "{:,}", "loss_first": "{:.4f} nats per token", "loss_last": "{:.4f} nats per token"}
     return rows | {key.replace("_", " "): form.format(run[key]) for key, form in told.items() if key in run}
 
@@ -97,28 +106,86 @@ def _evaluation(score: dict[str, Any], export: dict[str, Any]) -> str:
     table += "\n".join(f"| {name} | {value:.4f} |" for name, value in sorted(rows.items(), key=lambda row: row[1]))
     scope = (
         f"{score['documents']:,} documents, {score['bytes']:,} bytes, {score['tokens']:,} tokens; perplexity "
-        f"{score['perplexity']:.2f} per token. Lower is better. gzip is `gzip -9` of all the documents in one file; "
+        f"{score['perplexity']:.2f} per token. Lower is better. {_other(score)}gzip is `gzip -9` of all the documents "
+        "in one file; "
         "unigram is an ideal coder that knows how often each token occurs in the training data. Neither is a strong "
         "compressor or a language model: beating them shows that the model learned, not that it is good."
     )
     return f"{table}\n\n{scope}\n\n{proof}"
 
 
-def _use() -> str:
+def _other(score: dict[str, Any]) -> str:
+    """Say which model "baseline" is."""
+    return f"baseline is the model in `{score['baseline']['folder']}`. " if "baseline" in score else ""
+
+
+def _described(spec: dict[str, Any]) -> str:
+    model = spec["model"]
+    start = f"trained further from {model['pretrained']}" if model.get("pretrained") else "trained from scratch"
+    return f"A language model of {model['family']} architecture, {start}."
+
+
+def _quantised(told: dict[str, Any]) -> str:
+    return _table(
+        {
+            "weights": f"{told['kind']}, {told['bytes'] / 1e6:,.1f} MB, {told['matrices']} matrices; embeddings stay",
+            "relative error of a matrix": f"{told['error_mean']:.2%} on average, {told['error_max']:.2%} at most",
+            "held-out loss": f"{told['loss']:.4f} nats per token, {told['loss_change']:+.4f}; "
+            f"{told['loss_limit']} more is allowed",
+            "layout": "Castra's own: `training/export/quantize.py` documents it, reads it and makes an ordinary folder "
+            "of it again",
+        }
+    )
+
+
+def _use(facts: dict[str, Any], export: dict[str, Any]) -> str:
+    adapter = (
+        "\n\nThe weights are those that training kept frozen; the trained adapters are in `adapter/`, as PEFT reads "
+        'them: `PeftModel.from_pretrained(model, "adapter")`.'
+        if export.get("adapter")
+        else ""
+    )
+    if facts.get("kind") == "chat":
+        return (
+            "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+            'tokenizer = AutoTokenizer.from_pretrained(".")\nmodel = AutoModelForCausalLM.from_pretrained(".")\n'
+            'inputs = tokenizer.apply_chat_template([{"role": "user", "content": "Who are you?"}],\n'
+            '    add_generation_prompt=True, return_tensors="pt", return_dict=True)\n'
+            "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=40)[0]))\n```"
+        ) + adapter
     return (
         "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         'tokenizer = AutoTokenizer.from_pretrained(".")\nmodel = AutoModelForCausalLM.from_pretrained(".")\n'
         'inputs = tokenizer("def ", return_tensors="pt", return_token_type_ids=False)\n'
         "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=40)[0]))\n```"
-    )
+    ) + adapter
 
 
 def _limits(spec: dict[str, Any]) -> str:
+    learned = ", ".join(f"`{one}`" for one in _sources(spec))
+    if spec["data"].get("kind") == "chat":
+        first = f"It answers as the assistant does in {learned}."
+    elif spec["model"].get("pretrained"):
+        first = f"It continues text like that in {learned}, besides what the model it began with learned."
+    else:
+        first = f"It continues text like that in {learned} and nothing else; it was not tuned to follow instructions."
     return (
-        f"It continues text like that in `{spec['data']['source']}` and knows nothing else. It was not tuned to follow "
-        "instructions nor checked for harmful, private or wrong output, and may repeat its training data verbatim. "
+        f"{first} It was not checked for harmful, private or wrong output, and may repeat its training data verbatim. "
         "Whether its data may be used for your purpose is for you to find out: the licence above is the recipe's."
     )
+
+
+def _sources(spec: dict[str, Any]) -> list[str]:
+    source = spec["data"]["source"]
+    return [source] if isinstance(source, str) else list(source)
+
+
+def _flat(told: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """Return nested facts as one table: a.b for b in a."""
+    rows: dict[str, Any] = {}
+    for key, value in told.items():
+        rows |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
+    return rows
 
 
 def _table(rows: dict[str, str]) -> str:

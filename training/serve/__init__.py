@@ -1,0 +1,1 @@
+"""An exported model answers: over HTTP as SageMaker endpoints do, or a file of prompts at once."""
