@@ -169,7 +169,13 @@ def _folder() -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> None:
-    for place in ((folder / "tmp").resolve(), folder):
+    """Remove a build's folder, and end what still works in it: Ansible's workers outlive all who were killed."""
+    short = (folder / "tmp").resolve()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"TMPDIR={short}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                os.kill(int(process.name), signal.SIGKILL)
+    for place in (short, folder):
         shutil.rmtree(place, ignore_errors=True)
 
 

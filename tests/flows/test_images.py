@@ -144,6 +144,7 @@ def test_what_a_killed_build_has_left_is_reaped_and_the_next_one_succeeds(camp: 
     words = ("--flavour", flavour(camp, "killed"))
     build = camp.start("build_image", *words)
     baking(camp)
+    (short,) = [place.resolve() for place in camp.folder.glob(".castra/images/*/tmp")]
     kill(camp)
     build.communicate(timeout=60)
     assert left(camp), "nobody was there to clear up"
@@ -152,6 +153,8 @@ def test_what_a_killed_build_has_left_is_reaped_and_the_next_one_succeeds(camp: 
     assert left(camp) == []
     code, told = camp.run("build_image", *words)
     assert code == 0, told
+    assert not short.exists()
+    assert alive(f"TMPDIR={short}".encode()) == []
 
 
 def kill(camp: Camp) -> None:
