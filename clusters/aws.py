@@ -135,8 +135,15 @@ def _client(service: str, site: Site, attempts: int | None = None) -> Any:
 
 
 @cache
-def _made(service: str, site: Site, attempts: int) -> Any:
+def _session(region: str, key: str | None) -> Any:
+    """One for all services: it reads botocore's common data once."""
     import boto3
+
+    return boto3.session.Session(aws_access_key_id=key, aws_secret_access_key=key, region_name=region)
+
+
+@cache
+def _made(service: str, site: Site, attempts: int) -> Any:
     from botocore.config import Config
 
     config = Config(
@@ -144,9 +151,8 @@ def _made(service: str, site: Site, attempts: int) -> Any:
         connect_timeout=5,
         read_timeout=60,
     )
-    key = ANYBODY if site.memory else None
-    session = boto3.session.Session(aws_access_key_id=key, aws_secret_access_key=key, region_name=site.region)
-    return session.client(service, endpoint_url=site.endpoint or None, config=config)  # type: ignore[call-overload]  # a name at run time
+    session = _session(site.region, ANYBODY if site.memory else None)
+    return session.client(service, endpoint_url=site.endpoint or None, config=config)
 
 
 def _profile_region() -> str | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from clusters import aws, keeper, ledger, once, parallelcluster
+from clusters import aws, builds, keeper, ledger, machine_images, once, parallelcluster
 from clusters.aws import Site
 from clusters.base import Cluster, ClusterError, Unreachable
 from clusters.kinds import attach
@@ -94,6 +94,8 @@ def _end(store: Store, entry: Entry, tell: Callable[[str], None]) -> ClusterErro
             _delete_stack(entry, tell)
         elif entry.kind == "pcluster":
             parallelcluster.delete(Site(**entry.where), entry.name, tell)
+        elif entry.kind == "build":
+            tell(f"build of {entry.name}: removed {', '.join(builds.end(entry)) or 'nothing'}")
         else:
             _cancel_job(store, entry, tell)
     except ClusterError as error:
@@ -155,6 +157,8 @@ def _state(store: Store, entry: Entry) -> str:
     if entry.kind == "pcluster":
         described = parallelcluster.describe(site, entry.name)
         return str(described["clusterStatus"]) if described else "missing"
+    if entry.kind == "build":
+        return "running" if machine_images.standing(site, entry.token) else "missing"
     with aws.sentences(site, f"stack {entry.name}"):
         there = watch.look(entry.name, site)
     return there["StackStatus"] if there else "missing"

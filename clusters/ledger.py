@@ -18,8 +18,9 @@ from clusters.base import Refused
 from store import Conflict, Store
 from store.objects import Versioned
 
-Kind = Literal["job", "stack", "pcluster"]
-"""pcluster is a cluster of AWS ParallelCluster, whose stacks its own command line makes and deletes."""
+Kind = Literal["job", "stack", "pcluster", "build"]
+"""pcluster is a cluster of AWS ParallelCluster, whose stacks its own command line makes and deletes; build is that of
+a machine image."""
 
 
 def owner() -> str:

@@ -1,8 +1,8 @@
 # The first process of a guest: its disk, devices, network and name; then it waits for the end of its owner.
-#   guest.sh NAME ADDRESS PORT SWITCH CGROUP [ro:PATH | rw:PATH]…      (under unshare, see guests.py)
+#   guest.sh NAME ADDRESS PORT SWITCH CGROUP LOWER [ro:PATH | rw:PATH]…      (under unshare, see guests.py)
 set -eu
-name=$1 address=$2 port=$3 switch=/proc/$4/ns/net cgroup=$5
-shift 5
+name=$1 address=$2 port=$3 switch=/proc/$4/ns/net cgroup=$5 lower=$6
+shift 6
 read -r pid _ </proc/self/stat # /proc is still our owner's: the process id that it knows us by
 
 ip -batch - <<END
@@ -13,12 +13,12 @@ link set eth0 up
 END
 nsenter --net="$switch" ip link set "$port" master br0 up
 
-# The machine's root file system below, what the guest writes in memory above: nothing is left when it ends.
+# The machine's root file system or an image below, what the guest writes in memory above: nothing is left of it.
 mount --make-rprivate /
 mount -t tmpfs -o mode=755 tmpfs /mnt
 mkdir /mnt/root /mnt/upper /mnt/work
 root=/mnt/root
-mount -t overlay overlay -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work $root
+mount -t overlay overlay -o "lowerdir=$lower",upperdir=/mnt/upper,workdir=/mnt/work $root
 mount -t proc proc $root/proc
 mount -t sysfs sysfs $root/sys
 mount -t tmpfs -o mode=1777 tmpfs $root/tmp

@@ -32,6 +32,8 @@ ROOT = Path(__file__).parents[1]
 INIT = Path(__file__).with_name("guest.sh")
 SWITCH = "ip link set lo up; ip link add br0 type bridge; ip link set br0 up; echo ready; read -r _"
 SHARE = "CASTRA_EMULATOR_SHARE"
+SYSTEM = "/usr"
+"""Where Python is the system's own, an image has it too."""
 CONTROLLERS = ("freezer", "memory", "cpuacct")
 CGROUPS = Path("/sys/fs/cgroup")
 NUMBERS = itertools.count(1)
@@ -96,6 +98,8 @@ class NamespaceGuest:
     _port: str
     """Its network cable, as the switch calls it; also its cgroup's name."""
     _binds: list[str]
+    _lower: str = "/"
+    """The layers of its disk, as overlayfs takes them: this machine's, or those of an image."""
     _first: subprocess.Popen[bytes] | None = None
     pid: int = 0
     """Of its first process, seen from outside."""
@@ -142,7 +146,7 @@ class NamespaceGuest:
         """Start it; raises `RuntimeError` with what went wrong."""
         cgroup = self._pool.cgroup(self._port)
         namespaces = ["--net", "--uts", "--ipc", "--pid", "--mount", "--fork", "--kill-child"]
-        told = [self.name, self.address, self._port, str(self._pool.switch), cgroup, *self._binds]
+        told = [self.name, self.address, self._port, str(self._pool.switch), cgroup, self._lower, *self._binds]
         self._first = subprocess.Popen(
             ["unshare", *namespaces, "bash", str(INIT), *told], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -238,11 +242,12 @@ class Pool:
                 self._switch.stdout.readline()
             return self._switch.pid
 
-    def boot(self, name: str, group: str = "", share: Iterable[str | Path] = ()) -> Guest:
+    def boot(self, name: str, group: str = "", share: Iterable[str | Path] = (), image: Sequence[Path] = ()) -> Guest:
         """A fresh host of that name, which must not be up; hosts of one group know each other by name.
 
-        `share` are folders it writes beside those that all do. A name keeps its address. Raises `ValueError` for a
-        name that is taken, `RuntimeError` if it does not start.
+        `share` are folders it writes beside those that all do; `image` are the layers of its disk, uppermost first, by
+        default this machine's disk. A name keeps its address. Raises `ValueError` for a name that is taken,
+        `RuntimeError` if it does not start.
         """
         with self._lock:
             if (there := self.guests.get((group, name))) and there.alive:
@@ -252,7 +257,9 @@ class Pool:
                 return self.guests[group, name]
             number = next(NUMBERS)
             address = self._addresses.setdefault((group, name), f"10.77.{number // 250}.{number % 250 + 1}")
-            guest = NamespaceGuest(name, address, group, self, f"guest{number}", [*self.binds, *_written(share)])
+            binds = [one for one in self.binds if not (image and one == f"ro:{SYSTEM}")] + _written(share)
+            lower = ":".join(map(str, image)) or "/"
+            guest = NamespaceGuest(name, address, group, self, f"guest{number}", binds, lower)
             self.guests[group, name] = guest
         try:
             guest.boot()

@@ -8,6 +8,8 @@ from emulator import memory
 from emulator.extension import Call, Fault, answers
 
 PUBLIC = "/aws/service/"
+DEBIAN = "/aws/service/debian/release/12/latest/amd64"
+"""The one image whose instances are machines, see `emulator.launches`."""
 MOTOS = tuple(PUBLIC + name for name in ("ami-amazon-linux-latest", "ecs/", "global-infrastructure/"))
 
 
@@ -39,10 +41,15 @@ def _parameter(call: Call, name: str) -> dict[str, Any] | None:
     return found.response_object(bool(call.told.get("WithDecryption")), call.region) if found else None
 
 
+def image_id(name: str) -> str:
+    """The id of a published image, made up from its name: the same each time."""
+    return f"ami-{hashlib.sha256(name.encode()).hexdigest()[:17]}"
+
+
 def _image(name: str) -> dict[str, Any] | None:
-    """An image that is there for every name that sounds like one: the same each time, bootable nowhere."""
-    if not any(word in name for word in ("ami", "image")):
+    """An image that is there for every name that sounds like one."""
+    if name != DEBIAN and not any(word in name for word in ("ami", "image")):
         return None
-    value = f"ami-{hashlib.sha256(name.encode()).hexdigest()[:17]}"
+    value = image_id(name)
     kind = {"Type": "String", "DataType": "aws:ec2:image", "Version": 1, "LastModifiedDate": time.time()}
     return {"Name": name, "Value": value, "ARN": f"arn:aws:ssm:::parameter{name}", **kind}

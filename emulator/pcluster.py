@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from emulator import extension, guests, journal, slurm
+from emulator import extension, guests, journal, launches, slurm
 from emulator.aws import environment
 from emulator.slurm import SlurmGuests
 
@@ -101,14 +101,15 @@ class Cluster:
 
     def raise_slurm(self) -> None:
         """Start Slurm on guests, or start it anew with another number of nodes."""
-        if not slurm.possible():
+        image = launches.layers(self.configuration.get("Image", {}).get("CustomAmi", ""))
+        if not slurm.possible(with_packages=not image):
             return
         self.lower_slurm()
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-", dir=os.environ.get(FOLDER)))
         endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
         group = f"{self.region}/{self.name}"
         env = environment(endpoint)
-        made = SlurmGuests(self.nodes, [self.folder], guests.pool(), group, self.partition, env)
+        made = SlurmGuests(self.nodes, [self.folder], guests.pool(), group, self.partition, env, image=image)
         made.start()
         self.head |= {"privateIpAddress": made.head.address}
         self.slurm = made

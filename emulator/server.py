@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
 
-from emulator import bulk, control, endpoints, extension, kubernetes
+from emulator import bulk, control, endpoints, extension, kubernetes, launches
 
 PATH = "/castra/emulator"
 MEMORY = secrets.token_hex(8)
@@ -64,6 +64,8 @@ class Application:
             return extension.respond(call, start_response)
         if service == "sagemaker":
             endpoints.know_instances()
+        if service == "ec2":
+            launches.take_over()
         if service == "s3":
             bulk.take_over()
             if (answer := bulk.read(self.moto, environ, start_response)) is not None:

@@ -8,11 +8,12 @@ Its settings make a dead node known within seconds and let a requeued job start 
 """
 
 import os
+import secrets
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -77,21 +78,21 @@ ConstrainDevices=no
 """
 PREPARE = """set -e
 mkdir -p /run/munge /var/log/munge /var/lib/munge /var/spool/slurmctld /var/spool/slurmd /var/log/slurm
-chown munge: /run/munge /var/log/munge /var/lib/munge
+chown munge: /run/munge /var/log/munge /var/lib/munge /etc/munge/munge.key
 chown slurm: /var/spool/slurmctld /var/log/slurm
 setpriv --reuid munge --regid munge --init-groups munged --num-threads 2
 """
 
 
-def possible() -> bool:
-    """Whether a Slurm can be run here: root, namespaces, and the packages slurm-wlm and munge."""
-    return guests.possible() and all(map(shutil.which, PACKAGES))
+def possible(*, with_packages: bool = True) -> bool:
+    """Whether a Slurm can be run here: root, namespaces, and, unless an image has them, slurm-wlm and munge."""
+    return guests.possible() and (not with_packages or all(map(shutil.which, PACKAGES)))
 
 
 class SlurmGuests:
     """A head and `nodes` compute nodes, `node-1` and so on; call `start`, or use it as a context."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what a cluster is made of
         self,
         nodes: int,
         share: Iterable[str | Path] = (),
@@ -99,12 +100,18 @@ class SlurmGuests:
         name: str = "slurm",
         partition: str = "train",
         env: Mapping[str, str] | None = None,
+        *,
+        image: Sequence[Path] = (),
     ) -> None:
-        """`share` are folders of all its hosts; `name` keeps clusters in one pool apart; `env` is set on the head."""
+        """`share` are folders of all its hosts; `name` keeps clusters in one pool apart; `env` is set on the head.
+
+        `image` are the layers of a machine image that its hosts run, by default this machine's disk.
+        """
         self.nodes = [f"node-{number}" for number in range(1, nodes + 1)]
         self.partition, self.name = partition, name
         self._own = pool is None
-        self.pool, self.share = pool or Pool(), list(share)
+        self.pool, self.share, self.image = pool or Pool(), list(share), list(image)
+        self._key = secrets.token_hex(64)
         self.env = {"PATH": f"{sys.prefix}/bin:{SYSTEM_PATH}", "HOME": "/root", "LANG": "C.UTF-8", **(env or {})}
         self._guests: dict[str, NamespaceGuest] = {}
 
@@ -122,7 +129,7 @@ class SlurmGuests:
 
     def start(self) -> None:
         """Boot everything and wait until all nodes are idle; raises `RuntimeError` with the daemons' logs."""
-        if not possible():
+        if not possible(with_packages=not self.image):
             raise RuntimeError("no Slurm can be run here: be root and apt-get install slurm-wlm munge iproute2")
         try:
             self._boot(HEAD)
@@ -202,9 +209,11 @@ class SlurmGuests:
         self.sh("pkill -x slurmctld; while pgrep -x slurmctld >/dev/null; do sleep 0.05; done")
 
     def _boot(self, name: str) -> None:
-        guest = self.pool.boot(name, self.name, self.share)
+        guest = self.pool.boot(name, self.name, self.share, self.image)
         assert isinstance(guest, NamespaceGuest)
         self._guests[name] = guest
+        if self.image:  # an image has no key: a cluster brings its own
+            guest.write("/etc/munge/munge.key", self._key, 0o400)
         cgroups = guests.has_cgroups()
         guest.write("/etc/slurm/slurm.conf", self._configuration(cgroups))
         if cgroups:

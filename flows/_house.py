@@ -12,6 +12,8 @@ from prefect.exceptions import FailedRun
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.states import Completed, Failed
 
+import planner
+from ami.base import ImageError
 from clusters.base import Refused
 from flows import _input
 from recipes import Recipe
@@ -23,7 +25,10 @@ from tasks.lineage import NotDone
 from tasks.model import GateClosed
 from tasks.policy import Interrupted
 
-MISTAKES: tuple[type[Exception], ...] = (*_input.MISTAKES, GateClosed, Interrupted, NotAdmitted, NotDone)
+MISTAKES: tuple[type[Exception], ...] = (
+    *_input.MISTAKES,
+    *(GateClosed, ImageError, Interrupted, NotAdmitted, NotDone, planner.PlanError),
+)
 """Failures whose text is a sentence for the user; everything else is a defect of ours and keeps its traceback."""
 
 MOST_RESUMES = 6

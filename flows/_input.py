@@ -14,7 +14,6 @@ import cyclopts
 from cyclopts import Parameter
 from rich.markup import escape
 
-import planner
 from clusters.base import ClusterError
 from recipes import Recipe
 from recipes.convert import KINDS, on
@@ -23,7 +22,7 @@ from recipes.rehearse import rehearse
 from store import StoreError
 from tasks.phrases import CONSOLE
 
-MISTAKES: tuple[type[Exception], ...] = (ClusterError, RecipeError, StoreError, planner.PlanError)
+MISTAKES: tuple[type[Exception], ...] = (ClusterError, RecipeError, StoreError)
 """Failures whose text is a sentence for the user; everything else is a defect of ours and keeps its traceback."""
 
 RecipePath = Annotated[Path, Parameter(help="The recipe, a YAML file.")]
@@ -51,7 +50,7 @@ def launch(run: Any, name: str, help_text: str | None) -> None:
 
 
 @contextlib.contextmanager
-def sentences(mistakes: tuple[type[Exception], ...] = MISTAKES) -> Iterator[None]:
+def sentences(mistakes: tuple[type[Exception], ...]) -> Iterator[None]:
     """Turn a user's mistake into one sentence on standard error and exit code 2."""
     try:
         yield

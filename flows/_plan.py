@@ -12,8 +12,8 @@ from cyclopts import Parameter
 
 from clusters import validators
 from clusters.base import Refused
-from flows._input import On, Rehearse, Sets, launch, read, sentences
-from planner import whatif
+from flows._input import MISTAKES, On, Rehearse, Sets, launch, read, sentences
+from planner import PlanError, whatif
 from recipes import Recipe
 from store.objects import state_folder
 from tasks import plan_answer, plan_model, plan_picture, plan_question, plan_terminal
@@ -60,7 +60,7 @@ def command(help_text: str | None) -> None:
         as_json: Json = False,
         picture: Picture = None,
     ) -> None:
-        with sentences():
+        with sentences((*MISTAKES, PlanError)):
             question = Question(
                 plan_question.instances(instances) if instances is not None else (),
                 plan_question.nodes(nodes) if nodes is not None else (),

@@ -1,20 +1,31 @@
-"""Make sure that the machine image of the recipe's nodes exists.
+"""Make sure that a machine image exists: found by its content hash, or baked by Packer and Ansible, never twice.
 
-python -m flows.build_image recipes/rehearsal.yaml
+python -m flows.build_image recipes/llama3-8b-p5.yaml --aws
+python -m flows.build_image --flavour local
+python -m flows.build_image --flavour local --prune keep=3
 """
 
-from flows._command import command
-from flows._house import alone, verb
-from recipes import Recipe
-from tasks import image
+if __name__ == "__main__":  # an image that exists is found without Prefect
+    from flows._image import command
 
+    command(__doc__)
+else:
+    from flows._house import alone, verb
+    from recipes import Recipe
+    from store import open_store
+    from tasks import image, image_wanted
+    from tasks.image import Publication
 
-@verb("build_image", description=__doc__)
-def build_image(recipe: Recipe = Recipe()) -> str:
-    """Bake the image, or say why there is nothing to bake."""
-    with alone(recipe):
-        return image.build(recipe)
-
-
-if __name__ == "__main__":
-    command(build_image, __doc__)
+    @verb("build_image", description=__doc__)
+    def build_image(
+        recipe: Recipe = Recipe(),
+        flavour: str = "",
+        regions: tuple[str, ...] = (),
+        publication: Publication = Publication(),
+    ) -> str:
+        """Bake the image of a recipe's nodes, or say why there is nothing to bake; or bake that flavour."""
+        if flavour:
+            wanted = image_wanted.wanted(flavour, regions)
+            return image.told(image.make(wanted, open_store(recipe.store), publication), wanted)
+        with alone(recipe):
+            return image.build(recipe)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from clusters import aws, ledger, parallelcluster, preflight
+from clusters import aws, builds, ledger, parallelcluster, preflight
 from clusters.base import ClusterError, NoCapacity, Refused
 from clusters.inventory import Row, inventory
 from clusters.inventory import reap as reap_expired
@@ -22,7 +22,7 @@ from recipes import Recipe
 from recipes.cluster import LocalCluster, SlurmCluster
 from store import Store, open_store
 from store.objects import in_s3
-from tasks import capacity, ground, machines, report
+from tasks import capacity, ground, image_wanted, machines, report
 from tasks.job import NO_CAPACITY
 from tasks.lineage import trace
 from tasks.policy import PATIENT
@@ -43,8 +43,11 @@ def needs_aws(recipe: Recipe, verb: str) -> bool:
 
 
 def any_expired(store_url: str) -> bool:
-    """Whether the ledger of a store names something that has outlived its time."""
-    return store_url.startswith("s3://") or bool(ledger.expired(open_store(store_url), datetime.now(UTC)))
+    """Whether the ledger of a store names something that has outlived its time, or the build of an image."""
+    if store_url.startswith("s3://"):
+        return True
+    store = open_store(store_url)
+    return bool(ledger.expired(store, datetime.now(UTC)) or builds.open_builds(store))
 
 
 def climb(recipe: Recipe, zones: tuple[str, ...] = ()) -> dict[str, str]:
@@ -52,7 +55,7 @@ def climb(recipe: Recipe, zones: tuple[str, ...] = ()) -> dict[str, str]:
 
     `zones` are those the network spans, by default all in which the recipe is tried.
     """
-    located = capacity.located(recipe)
+    located = capacity.located(image_wanted.settled(recipe))
     return capacity.climb(located, lambda rung: provision(rung, zones or capacity.zones(located)))
 
 
@@ -226,6 +229,7 @@ def strike_task(recipe: Recipe) -> list[Row]:
 def reap(store_url: str) -> list[Row]:
     """Take down whatever has outlived its time, of every run in a store; returns what still stands."""
     store = open_store(store_url)
+    builds.sweep(store, lambda line: report.relay([line]))
     if not ledger.expired(store, datetime.now(UTC)):
         return _show(_standing(store))
     return _show(reap_expired(store, datetime.now(UTC), tell=lambda line: report.relay([line])))

@@ -65,11 +65,15 @@ class Camp:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "AWS_"))}
         return clean | {"CASTRA_STATE": str(self.folder / ".castra"), "COLUMNS": "200"} | self.env
 
+    @property
+    def mark(self) -> bytes:
+        """What is in the environment of our processes and of no others."""
+        return f"CASTRA_STATE={self.folder / '.castra'}".encode()
+
     def processes(self, patience_s: float = 0.0) -> list[str]:
         """The command lines of what runs in our name, after waiting up to `patience_s` seconds for it to end."""
-        mark = f"CASTRA_STATE={self.folder / '.castra'}".encode()
         until = time.monotonic() + patience_s
-        while (found := _alive(mark)) and time.monotonic() < until:
+        while (found := alive(self.mark)) and time.monotonic() < until:
             time.sleep(0.1)
         return [_command_line(pid) for pid in found]
 
@@ -81,8 +85,7 @@ class Camp:
                 fields = line.split()
                 if fields[3] == LISTENING:
                     sockets[f"socket:[{fields[9]}]"] = fields[1].partition(":")[0]
-        mark = f"CASTRA_STATE={self.folder / '.castra'}".encode()
-        return [sockets[name] for pid in _alive(mark) for name in _descriptors(pid) if name in sockets]
+        return [sockets[name] for pid in alive(self.mark) for name in _descriptors(pid) if name in sockets]
 
     def wait_for(self, pattern: str, patience_s: float = 90.0) -> Path:
         """The first file under the folder that matches `pattern`, waiting for it to appear."""
@@ -94,7 +97,8 @@ class Camp:
         raise AssertionError(f"no {pattern} within {patience_s} s")
 
 
-def _alive(mark: bytes) -> list[Path]:
+def alive(mark: bytes) -> list[Path]:
+    """The processes, as folders of /proc, whose environment has the mark."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):

@@ -1,0 +1,1 @@
+"""Machine images as data and as a program: flavours, pinned versions, what goes together, and how Packer is driven."""
