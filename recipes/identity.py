@@ -42,7 +42,7 @@ STEPS: dict[str, Step] = {
     # The number of ranks is here, and the kind of machine is not: splitting a sum differently changes its last bits.
     "train": Step(
         version=2,
-        covers=("model", "parallel", "train"),
+        covers=("model", "case", "parallel", "train"),
         inputs=("dataset", "initial"),
         facts=("world_size",),
         optional=("initial",),
@@ -59,6 +59,9 @@ STEPS: dict[str, Step] = {
 }
 
 LATER: Mapping[str, object] = {
+    "case.framework": "castra",
+    "case.program": "",
+    "case.arguments": [],
     "model.pretrained": "",
     "model.sliding_window": None,
     "model.head_dim": None,

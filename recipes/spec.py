@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from recipes.case import Case
+from recipes.checks import Checks
 from recipes.cluster import Cluster, LocalCluster
 from recipes.data import Data
 from recipes.model import Model
@@ -20,6 +22,8 @@ from recipes.weights import linear_layers
 
 __all__ = [
     "Budget",
+    "Case",
+    "Checks",
     "Data",
     "Export",
     "Flavour",
@@ -224,7 +228,9 @@ class Recipe(Part):
     data: Data = Field(Data(), description="The training data.")
     image: Image = Field(Image(), description="The machine image.")
     cluster: Cluster = Field(LocalCluster(), description="Execution. Where the jobs run.")
+    case: Case = Field(Case(), description="Whose program trains, or measures.")
     parallel: Parallel = Field(Parallel(), description="How the work is spread over the ranks.")
+    checks: Checks = Field(Checks(), description="The proof of the cluster before it is paid to train.")
     train: Train = Field(Train(), description="The optimisation.")
     score: Score = Field(Score(), description="The gate before export.")
     export: Export = Field(Export(), description="The exported folder.")
