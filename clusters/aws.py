@@ -9,7 +9,7 @@ import http.client
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
@@ -92,6 +92,20 @@ def bucket_exists(bucket: str, site: Site) -> bool:
                 raise
             return False
     return True
+
+
+def terminate(site: Site, instances: Sequence[str]) -> str:
+    """Terminate EC2 instances; returns that in words. Fine on instances that are gone."""
+    named = ", ".join(instances)
+    with sentences(site, f"terminate {named}"):
+        ec2 = client(site, "ec2")
+        try:
+            ec2.terminate_instances(InstanceIds=list(instances))
+        except ec2.exceptions.ClientError as error:
+            if error.response["Error"]["Code"] != "InvalidInstanceID.NotFound":
+                raise
+            return f"{named} is gone already"
+    return f"{named} is terminated"
 
 
 @contextlib.contextmanager

@@ -107,6 +107,12 @@ class Cluster(Protocol):
     def find(self, name: str) -> str | None:
         """The id of the job of that name, None where there is none."""
 
+    def quarantine(self, job_id: str, node: int, why: str) -> str:
+        """Keep jobs from the machine that was node `node` of a job, and have the platform replace it where it does so.
+
+        Returns what was done, in words; fine twice. Raises `Refused` where no other machine can take its place.
+        """
+
     def forget(self, job_id: str) -> None:
         """Remove what the cluster keeps of an ended job (definitions, manifests), as far as its API can.
 

@@ -123,6 +123,19 @@ class BatchCluster:
                         return str(row["jobId"])
         return None
 
+    def quarantine(self, job_id: str, node: int, why: str) -> str:
+        """Terminate the node's instance: AWS Batch starts another when a job needs it."""
+        rows = [*self._describe([f"{job_id}#{node}"]), *self._describe([job_id])]
+        row = rows[0] if rows else {}
+        arn = row.get("container", {}).get("containerInstanceArn", "")
+        if not arn:
+            raise Refused(f"AWS Batch does not say on which instance node {node} of job {job_id} ran ({why})")
+        with self._sentences(f"look for the instance of node {node}"):
+            ecs = aws.client(self.site, "ecs")
+            found = ecs.describe_container_instances(cluster=arn.split("/")[1], containerInstances=[arn])
+        instances = [one["ec2InstanceId"] for one in found["containerInstances"]]
+        return aws.terminate(self.site, instances) if instances else f"the instance of node {node} is gone already"
+
     def forget(self, job_id: str) -> None:
         """Deregister the job's definitions; a job that never came to be submitted may be told by its name."""
         row = next(iter(self._describe([job_id])), None)

@@ -16,10 +16,10 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
+from clusters import aws, manifests, names, payload
 from clusters import kubernetes_api as api
 from clusters import kubernetes_plugins as plugins
 from clusters import kubernetes_states as states
-from clusters import manifests, names, payload
 from clusters.aws import Site
 from clusters.base import Address, ClusterError, Job, Refused, State, Status, Unreachable
 from clusters.kubernetes_api import ApiError, Body, Server
@@ -31,6 +31,8 @@ FEW = 20
 SAVING_S = 5
 """A node has this much less than its pod's grace to save, so that it says how it ended before it is killed."""
 TRIES = 5
+QUARANTINED = "castra/quarantined"
+"""Annotation of a node that no job is to get any more: why."""
 
 
 class EksCluster:
@@ -111,6 +113,23 @@ class EksCluster:
                     self._stop(there)
                     return
         raise Unreachable(f"{job_id} changes all the time and could not be cancelled; run again")
+
+    def quarantine(self, job_id: str, node: int, why: str) -> str:
+        """Cordon the node and, on EKS, terminate its instance, in whose place the node group starts another."""
+        with self._sentences(f"the node of pod {node} of {job_id}"):
+            pods = sorted(self._grouped("Pod", [job_id]).get(job_id, []), key=states.order)
+            places = [one["spec"].get("nodeName") for one in pods if states.order(one)[1] == node]
+            if not (name := next(filter(None, reversed(places)), None)):
+                raise Refused(f"no pod says on which machine node {node} of {job_id} ran ({why})")
+            path = f"{api.collection('Node', '')}/{name}"
+            if (there := self._get(path)) is None:
+                return f"{name} is gone already"
+            marks = {"annotations": {QUARANTINED: why}}
+            self.server.patch(path, {"metadata": marks, "spec": {"unschedulable": True}})
+        instance = str(there["spec"].get("providerID", "")).rpartition("/")[2]
+        if "Cluster" not in self.address or not instance.startswith("i-"):
+            return f"{name} is cordoned"
+        return f"{name} is cordoned, {aws.terminate(Site.at(self.address), [instance])}"
 
     def find(self, name: str) -> str | None:
         job_id = object_name(name)

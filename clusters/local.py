@@ -96,6 +96,10 @@ class LocalCluster:
         known = keeper.alive(folder) or keeper.ended(folder) or keeper.started(folder)
         return name if known else None
 
+    def quarantine(self, job_id: str, node: int, why: str) -> str:
+        """There is no other machine."""
+        raise Refused(f"node {node} of {job_id} is this machine ({why}): nothing can take its place")
+
     def forget(self, job_id: str) -> None:
         """Nothing: the folder is the record of what happened."""
 

@@ -124,6 +124,11 @@ class SageMakerCluster:
     def find(self, name: str) -> str | None:
         return None if self._describe(_name(name)) is None else _name(name)
 
+    def quarantine(self, job_id: str, node: int, why: str) -> str:
+        """End the warm pool, if there is one: every other job is given instances of its own."""
+        self.forget(job_id)
+        return f"the next job gets other instances than that of node {node} ({why})"
+
     def forget(self, job_id: str) -> None:
         """Delete the training job's record, and end the warm pool that would outlive it."""
         if (row := self._describe(job_id)) is None or not _status(row).state.done:

@@ -104,6 +104,14 @@ CANCEL: Final = """\
 [ -e {folder}/ended ] || [ ! -d {folder} ] || : >{folder}/cancelled
 told=$(scancel {number} 2>&1) || case $told in *'Unable to contact'*|*'timed out'*) echo "$told" >&2; exit 1 ;; esac
 """
+QUARANTINE: Final = """\
+set -eu
+listed=$(squeue --noheader --states=all --jobs={number} --format=%N)
+[ -n "$listed" ] || {{ echo "Slurm has forgotten the nodes of job {number}" >&2; exit 1; }}
+name=$(scontrol show hostnames "$listed" | sed -n {line}p)
+scontrol update nodename="$name" state=drain reason={why}
+echo "$name"
+"""
 SCRIPT: Final = """\
 {options}
 ended() {{ printf '%s\\n' "$*" >.ended && mv .ended ended; }}
@@ -200,6 +208,15 @@ class SlurmCluster:
         number, _, name = job_id.partition(".")
         if name and number.isdigit():
             self._on_head(CANCEL.format(folder=self._place(name), number=number))
+
+    def quarantine(self, job_id: str, node: int, why: str) -> str:
+        """Drain the node: Slurm gives it to no job, and ParallelCluster's daemon on the head puts another in its place.
+
+        Source: docs.aws.amazon.com/parallelcluster/latest/ug/slurm-workload-manager-v3.html, clustermgtd.
+        """
+        number = job_id.partition(".")[0]
+        command = QUARANTINE.format(number=number, line=node + 1, why=shlex.quote(f"castra: {why}"[:200]))
+        return f"{self._on_head(command).decode().strip()} is drained"
 
     def forget(self, job_id: str) -> None:
         """Nothing: the job's folder is the record of what happened."""

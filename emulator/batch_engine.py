@@ -16,6 +16,7 @@ from uuid import uuid4
 from emulator import faults, gangs
 from emulator.batch import Record, Region, last_part, order_of, template_of
 from emulator.gangs import LOST, Container, LogStream
+from emulator.hosts import HOSTS
 from emulator.instances import Room, expanded, room
 
 GRACE_S = 30.0
@@ -51,6 +52,7 @@ class Attempt:
     reason: str = ""
     container_reason: str = ""
     stream: str = ""
+    instance: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -340,7 +342,8 @@ def _launch(job: Job, node: int, attempt: Attempt, leader: str) -> Container:
     log = LogStream(options.get("awslogs-region", job.here.name), group, stream, make)
     host = f"ip-{job.id[:8]}-{len(job.attempts[node])}-{node}"
     container = Container(job.id, node, host, log)
-    job.running[node], attempt.stream = container, stream
+    job.running[node], attempt.stream, attempt.instance = container, stream, container.instance
+    HOSTS[container.instance] = container.guest.power_off
     container.start(told["command"], dict(_environment(job, node, leader, host)))
     attempt.started = _now()
     return container

@@ -9,6 +9,7 @@ from emulator import batch_engine, journal
 from emulator.batch import Record, Region, last_part, named, paged, refusal, region, told
 from emulator.batch_engine import Attempt, Job, needed
 from emulator.extension import Call, Fault, answers
+from emulator.hosts import container_instance
 
 LARGEST_OVERRIDE = 8192
 LARGEST_DEFINITION = 24 << 10
@@ -362,7 +363,8 @@ def _attempt(attempt: Attempt) -> Record:
 
 def _container(job: Job, index: int) -> Record:
     last = job.attempts[index][-1] if job.attempts[index] else Attempt()
-    return job.containers[index] | _ended(last)
+    host = {"containerInstanceArn": container_instance(job.here.name, last.instance)} if last.instance else {}
+    return job.containers[index] | _ended(last) | host
 
 
 def _summary(job: Job) -> Record:

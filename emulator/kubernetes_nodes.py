@@ -24,6 +24,7 @@ from clusters.manifests import JOB, TYPE, devices
 from emulator import faults, guests
 from emulator.api import World
 from emulator.gangs import LOST, Container, container_environment
+from emulator.hosts import HOSTS
 from emulator.kubernetes_jobs import JOB_NAME, index_of
 from emulator.kubernetes_store import Object, Objects, made, now, phase, set_condition
 from emulator.memory import ACCOUNT
@@ -124,7 +125,11 @@ class Machines:
                 if faults.no_capacity(group["type"], group["zone"], group["market"]):
                     self._tried[group["name"]] = time.monotonic()
                     break
-                self.world.create(_node(group))
+                self._join(self.world.create(_node(group)))
+
+    def _join(self, node: Object) -> None:
+        """A new node's instance can be terminated."""
+        HOSTS[node["spec"]["providerID"].rpartition("/")[2]] = partial(self._lose, node["metadata"]["name"])
 
     def _bury(self) -> None:
         """What EC2, the node's controller and the pods' collector do with a lost node: remove it, and fail its pods."""
@@ -314,6 +319,8 @@ def _allocatable(kind: str, daemons: Sequence[Object]) -> dict[str, str]:
 def _lacking(pod: Object, node: Object, there: Sequence[Object]) -> str:
     """Why a pod does not fit on a node beside the pods that are there; "" if it does."""
     labels = node["metadata"]["labels"]
+    if node["spec"].get("unschedulable"):
+        return "node(s) were unschedulable"
     if any(labels.get(key) != value for key, value in pod["spec"].get("nodeSelector", {}).items()):
         return "node(s) didn't match Pod's node affinity/selector"
     free = {name: _quantity(text) for name, text in node["status"]["allocatable"].items()}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
 
-from emulator import bulk, control, endpoints, extension, kubernetes, launches
+from emulator import bulk, control, endpoints, extension, hosts, kubernetes, launches
 
 PATH = "/castra/emulator"
 MEMORY = secrets.token_hex(8)
@@ -66,6 +66,7 @@ class Application:
             endpoints.know_instances()
         if service == "ec2":
             launches.take_over()
+            hosts.take_over()
         if service == "s3":
             bulk.take_over()
             if (answer := bulk.read(self.moto, environ, start_response)) is not None:

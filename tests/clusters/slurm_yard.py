@@ -44,4 +44,5 @@ def mend(share: Path) -> None:
     for node in slurm.nodes:
         if not slurm.alive(node):
             slurm.power_on(node)
+    slurm.sh("for node in $(sinfo -h -N -t drain -o %N); do scontrol update nodename=$node state=resume; done")
     slurm.wait_idle()

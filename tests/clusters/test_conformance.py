@@ -7,6 +7,7 @@ sagemaker
 eks, jobset     a stand-in for Kubernetes' API
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,11 +53,22 @@ class Ground:
     def lose(self, job_id: str, node: int) -> None:
         """Pull the plug of a node of a job."""
         if self.kind == "slurm":
-            slurm = slurm_yard.guests(self.folder.parent)
-            number = job_id.partition(".")[0]
-            slurm.power_off(slurm.sh(f"scontrol show hostnames $(squeue -h -j {number} -o %N)").split()[node])
+            slurm_yard.guests(self.folder.parent).power_off(self.hosts(job_id)[node])
             return
         tell(aws.here().endpoint, "lose", {"job": job_id, "node": node})
+
+    def hosts(self, job_id: str) -> list[str]:
+        """The nodes that Slurm gave a job."""
+        shown = f"scontrol show hostnames $(squeue -h --states=all -j {job_id.partition('.')[0]} -o %N)"
+        return slurm_yard.guests(self.folder.parent).sh(shown).split()
+
+    @property
+    def gone(self) -> str:
+        """What quarantine says it did, as a pattern."""
+        ended = r"i-\w+ is terminated"
+        return {"slurm": "is drained", "batch": ended, "sagemaker": "other instances"}.get(
+            self.kind, f"is cordoned, {ended}"
+        )
 
 
 @pytest.fixture(params=[marked(kind) for kind in ADAPTERS])
@@ -156,6 +168,22 @@ def test_a_gang_that_lost_a_node_starts_again_where_the_cluster_can_do_that(grou
     ground.lose(job_id, 1)
     status = finished(cluster, job_id, 2 * SLOW.get(ground.kind, 30.0) + 60)
     assert status.state is State.SUCCEEDED, cluster.logs(job_id)[0]
+
+
+def test_a_machine_in_quarantine_gets_no_job_and_another_takes_its_place(ground: Ground, yard: Yard) -> None:
+    first = ground.cluster.submit(gang(yard.job("first")))
+    assert finished(ground.cluster, first).state is State.SUCCEEDED
+    if ground.kind == "local":
+        with pytest.raises(Refused, match="nothing can take its place"):
+            ground.cluster.quarantine(first, 1, "its clock is wrong")
+        return
+    told = ground.cluster.quarantine(first, 1, "its clock is wrong")
+    assert re.search(ground.gone, told), told
+    assert ground.cluster.quarantine(first, 1, "its clock is wrong")
+    second = ground.cluster.submit(gang(yard.job("second")))
+    assert finished(ground.cluster, second, 60).state is State.SUCCEEDED
+    if ground.kind == "slurm":
+        assert set(ground.hosts(first)) - set(ground.hosts(second)) == {told.partition(" ")[0]}
 
 
 def test_cancel_stops_a_job_that_does_not_want_to(cluster: Cluster, yard: Yard) -> None:
