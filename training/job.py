@@ -48,6 +48,15 @@ def write_json(path: Path, value: Any) -> None:
     fresh.replace(path)
 
 
+def sync(path: Path) -> None:
+    """Put a file, or the names in a folder, on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def progress(done: int, total: int, unit: str, **metrics: float) -> None:
     """Tell whoever follows the log how far the work is: `done` of `total` `unit`s, and what was measured."""
     _tell({"done": done, "total": total, "unit": unit, "metrics": metrics})

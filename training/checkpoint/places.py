@@ -5,7 +5,6 @@
 """
 
 import hashlib
-import os
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from training.checkpoint.manifest import Manifest
-from training.job import say
+from training.job import say, sync
 from training.process import JobError
 from training.ranks import World
 
@@ -117,15 +116,6 @@ def check_room(needed: int, output: Path) -> None:
             f"a checkpoint needs {needed / 1e6:.1f} MB and the disk of {output} has {free / 1e6:.1f} MB free; "
             "free space or lower train.keep_checkpoints"
         )
-
-
-def sync(directory: Path) -> None:
-    """Put a directory's names on the disk."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _flaw(checkpoint: Path, world: World | None) -> str | None:

@@ -25,7 +25,7 @@ from training import contract
 from training.alone import alone
 from training.data import join, pack, tokens
 from training.data.clean import TRAIN, Limits
-from training.data.format import FORMAT, Layout, part_facts, write_facts
+from training.data.format import FORMAT, Layout, file_sha256, part_facts, write_facts
 from training.data.learn import learn, take
 from training.data.parts import Parts
 from training.data.records import Fields, units
@@ -148,7 +148,7 @@ def _identity(job: NodeJob, listed: Sequence[Document]) -> str:
     """Return a hash of all that results depend on, so that those of something else are never taken."""
     data = {name: value for name, value in job.spec["data"].items() if name not in ("workers", "nodes", "digest")}
     given = _given(job)
-    tokenizer = tokens.sha256(tokens.found_at(given)) if given else ""
+    tokenizer = file_sha256(tokens.found_at(given)) if given else ""
     told = [FORMAT, data, _vocabulary(job), tokenizer, [astuple(one) for one in listed]]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -226,7 +226,7 @@ def _finish(job: NodeJob, packing: pack.Packing, facts: Mapping[str, Any]) -> No
         "packing": data.get("packing", "concat"),
         "documents_apart": bool(data.get("documents_apart", False)),
         "marks": packing.layout.marks,
-        "tokenizer_sha256": tokens.sha256(output / "tokenizer.json"),
+        "tokenizer_sha256": file_sha256(output / "tokenizer.json"),
         "encoded_by": facts["library"],
         "train": _part(ledger, TRAIN, shards),
         "held_out": _part(ledger, TRAIN + 1, pack.noted(work, pack.HELD)),

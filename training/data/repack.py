@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from training.alone import alone
 from training.data import tokens
-from training.data.format import Layout, PartWriter, Shard, part_facts, write_facts
+from training.data.format import Layout, PartWriter, Shard, file_sha256, part_facts, write_facts
 from training.data.hashing import scrambled
 from training.data.megatron import IDS_AT_ONCE, MegatronReader
 from training.data.pack import STREAM_TOKENS, fresh
@@ -73,7 +73,7 @@ def repack(job: NodeJob) -> None:
         "packing": "concat",
         "documents_apart": bool(data.get("documents_apart", False)),
         "marks": False,
-        "tokenizer_sha256": tokens.sha256(output / "tokenizer.json"),
+        "tokenizer_sha256": file_sha256(output / "tokenizer.json"),
         "sources": {prefix.name: total},
         "dropped": {},
     }

@@ -5,7 +5,6 @@ taken on trust: it is used only when it agrees on texts of the very corpus, othe
 """
 
 import functools
-import hashlib
 import importlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -183,11 +182,6 @@ def frame_of(tokenizer: Tokenizer, needed: int) -> Frame:
 def kind_of(vocab_size: int) -> np.dtype[np.unsignedinteger[Any]]:
     """Return the smallest little-endian type that holds every id."""
     return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a tokenizer.json, in hexadecimal."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @functools.lru_cache(maxsize=1)

@@ -5,13 +5,12 @@ Beside OUT, `.OUT.fresh` is what is being written and `.OUT.plan` says of what: 
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from training.job import write_json
+from training.job import sync, write_json
 
 FORMAT: Final = 1
 """Goes up when the same plan gives other bytes."""
@@ -52,15 +51,6 @@ def publish(out: Path) -> None:
 def end(out: Path) -> None:
     """Forget the plan: all that had to be done with the folder is done."""
     _beside(out)[1].unlink(missing_ok=True)
-
-
-def sync(path: Path) -> None:
-    """Put a file or a folder on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _beside(out: Path) -> tuple[Path, Path]:
