@@ -34,6 +34,8 @@ class Instance:
     """Of the whole instance, one direction. Unit: Gbit/s."""
     network_bursts: bool
     """EC2 promises `network_gbps` for bursts only ("up to")."""
+    healthy_line_fraction: float
+    """Of `network_gbps`, that a healthy all-reduce of 2 GiB or more moves per node, at least."""
     network_cards: int
     efa_interfaces: int
     """Elastic Fabric Adapter interfaces at most; 0 where the type has none."""
@@ -75,7 +77,16 @@ def load() -> dict[str, Instance]:
         "price_as_of": facts["as_of"]["prices"],
         "price_region": facts["price_region"],
     }
-    return {name: _instance(name, told, facts["accelerators"], dates) for name, told in facts["instances"].items()}
+    shares = facts["healthy_line_fraction"]
+    return {
+        name: _instance(
+            name,
+            told | {"healthy_line_fraction": shares.get(name, shares["default"])},
+            facts["accelerators"],
+            dates,
+        )
+        for name, told in facts["instances"].items()
+    }
 
 
 def find(name: str) -> Instance:

@@ -1,9 +1,10 @@
-"""Things that go wrong on purpose: throttling, errors, slowness, lost answers, no capacity, failing resources.
+"""Things that go wrong on purpose: throttling, errors, slowness, lost answers, no capacity, failures, odd nodes.
 
     POST /castra/faults [{"service": "batch", "operation": "SubmitJob", "kind": "throttle", "times": 2}]
     POST /castra/faults [{"kind": "capacity", "instance_type": "p5.48xlarge", "zone": "us-east-1a", "times": 0}]
     POST /castra/faults [{"kind": "fail", "stack": "castra-x-camp", "resource": 3, "reason": "no more addresses"}]
     POST /castra/faults [{"kind": "down", "seconds": 60}]
+    POST /castra/faults [{"kind": "file", "node": 1, "path": "/etc/castra/image.json", "text": "{}"}]
 
 GET lists what is left of them, DELETE forgets them all. The emulator's own requests meet none.
 """
@@ -17,7 +18,7 @@ from typing import Any
 
 REQUEST_KINDS = ("throttle", "500", "slow", "drop", "lost")
 """What befalls a request: `drop` closes the connection instead of working, `lost` works and then closes it."""
-KINDS = (*REQUEST_KINDS, "capacity", "fail", "down")
+KINDS = (*REQUEST_KINDS, "capacity", "fail", "down", "file")
 
 
 @dataclass(slots=True)
@@ -41,6 +42,10 @@ class Fault:
     resource: str = "*"
     """For `fail`: a logical id, or the number of the resource in the order they are made, from 1."""
     reason: str = "InsufficientInstanceCapacity: there is not enough capacity"
+    node: int = 0
+    """For `file`: the node of a job that finds this text at this path of its disk; another machine does not."""
+    path: str = ""
+    text: str = ""
     met: int = 0
     began: float = field(default_factory=time.monotonic)
 
@@ -110,6 +115,11 @@ def of_resource(stack: str, logical_id: str, number: int) -> str | None:
     """Why a stack's resource cannot be made, None if it can; `number` counts from 1."""
     found = _first(lambda one: one.kind == "fail" and one.resource in (logical_id, str(number), "*"), stack=stack)
     return found.reason if found else None
+
+
+def of_node(node: int) -> Fault | None:
+    """The file that the machine which starts as this node of a job has and should not."""
+    return _first(lambda one: one.kind == "file" and one.node == node)
 
 
 def no_capacity(instance_type: str, zone: str, market: str) -> str | None:

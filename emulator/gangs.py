@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from emulator import guests
+from emulator import faults, guests
 from emulator.aws import environment
 from emulator.extension import PAGES
 from emulator.memory import ACCOUNT
@@ -56,6 +56,8 @@ class Container:
         """Boot the guest: `host` is its name, the guests of a job know each other."""
         self._place = job, node
         self.guest, self.log = guests.pool().boot(host, job), log
+        if (odd := faults.of_node(node)) and isinstance(self.guest, guests.NamespaceGuest):
+            self.guest.write(odd.path, odd.text, 0o755)
         RUNNING[self._place] = self
         self.instance = f"i-{secrets.token_hex(9)[:17]}"
         self._process: Any = None

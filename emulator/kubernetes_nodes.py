@@ -125,11 +125,8 @@ class Machines:
                 if faults.no_capacity(group["type"], group["zone"], group["market"]):
                     self._tried[group["name"]] = time.monotonic()
                     break
-                self._join(self.world.create(_node(group)))
-
-    def _join(self, node: Object) -> None:
-        """A new node's instance can be terminated."""
-        HOSTS[node["spec"]["providerID"].rpartition("/")[2]] = partial(self._lose, node["metadata"]["name"])
+                one = self.world.create(_node(group))
+                HOSTS[one["spec"]["providerID"].rpartition("/")[2]] = partial(self._lose, one["metadata"]["name"])
 
     def _bury(self) -> None:
         """What EC2, the node's controller and the pods' collector do with a lost node: remove it, and fail its pods."""

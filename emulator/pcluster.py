@@ -125,12 +125,14 @@ class Cluster:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _replace(self, running: SlurmGuests) -> None:
+        """Put another machine in the place of a dead or drained one, as ParallelCluster's daemon on the head does."""
         while self.slurm is running:
+            drained = [node for node, state in running.states().items() if state == "drained"]
             for node in running.nodes:
-                if not running.alive(node):
+                if node in drained or not running.alive(node):
                     time.sleep(REPLACED_S)
                     if self.slurm is running:
-                        running.power_on(node)
+                        running.replace(node)
             time.sleep(1.0)
 
     def _becomes(self, status: str, reason: str = "") -> None:

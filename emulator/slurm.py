@@ -200,6 +200,13 @@ class SlurmGuests:
         self._boot(node)
         self._daemon(node, "slurmd -D -b")
 
+    def replace(self, node: str) -> None:
+        """Put a fresh node in the place of one that is dead or drained."""
+        if self.alive(node):
+            self.power_off(node)
+        self.power_on(node)
+        self.sh(f"scontrol update nodename={node} state=resume || true")  # which of a dead one is refused
+
     def start_controller(self, forgetful: bool = False) -> None:
         """Start slurmctld, which finds the state it had, or forgets it."""
         self._daemon(HEAD, "slurmctld -D -i -c" if forgetful else "slurmctld -D -i")

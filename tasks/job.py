@@ -10,6 +10,7 @@ from prefect.cache_policies import NO_CACHE
 
 from clusters.base import ClusterError, Job, NoCapacity, Refused, State, Status, Unreachable
 from clusters.kinds import restarts
+from clusters.links import links
 from tasks import report
 from tasks.ground import Place
 from tasks.policy import PATIENT, Interrupted
@@ -75,6 +76,7 @@ def run_job(place: Place, work: Work, follower: Follower) -> dict[str, Any]:
         report.say(f"{work.step}: found finished in {work.output}")
         return result
     job_id, place = _submit(place, work)
+    report.links(links(place.recipe, place.ground.address if place.ground else None, job_id), work.step)
     try:
         status = follow(place, job_id, follower)
     except Unreachable:
@@ -86,6 +88,20 @@ def run_job(place: Place, work: Work, follower: Follower) -> dict[str, Any]:
     if (result := place.result(work.key, work.output)) is None:
         raise _failure(work, status, follower)
     return result
+
+
+@task(name="quarantine", task_run_name="quarantine node {node}", cache_policy=NO_CACHE, **PATIENT)
+def quarantine(place: Place, work: Work, node: int, why: str) -> str:
+    """Keep later jobs from the machine that was a node of a job's last attempt; returns what was done.
+
+    Raises `Refused` where no other machine can take its place.
+    """
+    attempt, job_id = 1, ""
+    while (known := place.cluster.find(work.name(attempt))) is not None:
+        attempt, job_id = attempt + 1, known
+    if not job_id:
+        raise Refused(f"no job of {work.step} is known any more: validate again")
+    return place.cluster.quarantine(job_id, node, why)
 
 
 def _submit(place: Place, work: Work) -> tuple[str, Place]:

@@ -20,6 +20,11 @@ def clock(seconds: float) -> str:
     return f"{whole / 86400:.1f} days"
 
 
+def count(number: int, noun: str) -> str:
+    """A number of things: `1 node`, `3 nodes`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def size(count: float) -> str:
     """A number of bytes as people say it, in decimal units."""
     for unit in ("B", "kB", "MB", "GB"):

@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -12,6 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "castra", "font.size": 9, "axes.spines.top": False,
                      "axes.spines.right": False})  # fmt: skip
 
+COLOURS = ("#8c1c13", "#2a5d84", "#5a7d2a", "#b9862a", "#6b4a8a", "#777777")
 Series = Sequence[tuple[float, float]]
 
 
@@ -49,6 +50,17 @@ def curve(title: str, x: str, y: str, points: Series) -> str:
     axes.plot(*_columns(points), color="#2a5d84", marker="o", markersize=3, linewidth=1.2)
     axes.set(title=title, xlabel=x, ylabel=y, xscale="log")
     axes.set_ylim(bottom=0)
+    return embedded(figure, title)
+
+
+def curves(title: str, x: str, y: str, lines: Mapping[str, Series]) -> str:
+    """Lines with logarithmic axes, each with its name, as a Markdown image."""
+    figure = Figure(figsize=(7.2, 3.4), layout="constrained")
+    axes = figure.subplots()
+    for colour, (name, points) in zip(COLOURS, lines.items(), strict=False):
+        axes.plot(*_columns(points), color=colour, marker="o", markersize=3, linewidth=1.2, label=name)
+    axes.set(title=title, xlabel=x, ylabel=y, xscale="log", yscale="log")
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     return embedded(figure, title)
 
 

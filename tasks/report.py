@@ -67,6 +67,12 @@ def page(key: str, markdown: str, description: str) -> UUID | None:
     return made if isinstance(made, UUID) else None
 
 
+def links(found: Sequence[tuple[str, str]], what: str) -> None:
+    """Show where else there is something to see of `what`, as titles and URLs; nothing where there is nothing."""
+    if found:
+        page("links", "".join(f"- [{title}]({url})\n" for title, url in found), f"Where to look: {what}")
+
+
 def rewrite(artifact: UUID | None, markdown: str) -> None:
     """Replace the text of a page, so that one that changes with the run stays one artifact."""
     if artifact is not None:

@@ -15,6 +15,7 @@ from clusters.inventory import Row, inventory
 from clusters.inventory import reap as reap_expired
 from clusters.inventory import teardown as tear_down
 from clusters.kinds import address
+from clusters.links import links
 from clusters.stacks import architecture, camp, deploy, review
 from clusters.stacks import store as storage
 from clusters.stacks.watch import Event
@@ -122,6 +123,7 @@ def provision(recipe: Recipe, zones: tuple[str, ...]) -> dict[str, str]:
         until=until.isoformat(timespec="seconds") if until else "",
     )
     ground.write(recipe, stands)
+    report.links(links(recipe, stands.address), recipe.name)
     return outputs
 
 

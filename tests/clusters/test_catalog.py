@@ -59,6 +59,12 @@ def test_a_link_figure_is_half_of_the_published_bidirectional_one() -> None:
     assert catalog.find("p5.48xlarge").nvlink_gb_per_s == 900 / 2
 
 
+def test_what_a_healthy_all_reduce_reaches_is_half_of_the_line_but_on_b300() -> None:
+    """Its published all-reduces are at 44 % of the line at 16 GiB and 50 % at 64 GiB."""
+    below = {name: item.healthy_line_fraction for name, item in KNOWN.items() if item.healthy_line_fraction != 0.5}
+    assert below == {"p6-b300.48xlarge": 0.4}
+
+
 def test_a_misspelt_type_is_refused_with_its_neighbours() -> None:
     with pytest.raises(Refused, match=r"^'p5\.48xlage' is not .*: did you mean p5\.48xlarge or p5e\.48xlarge"):
         catalog.find("p5.48xlage")

@@ -123,7 +123,7 @@ def test_a_cancel_stops_training_and_strikes_the_camp(up: tuple[Camp, str]) -> N
     run = deploy_run(camp, "lifecycle/rehearsal", recipe(camp, steps=5000) | {"name": "slow"})
     camp.wait_for("store/train/slow*/checkpoints/step-00000010", 200)
     httpx.post(f"{url}/api/flow_runs/{run}/set_state", json={"state": {"type": "CANCELLING"}})
-    wait(lambda: not [line for line in camp.processes() if "training.run" in line], 25)
+    wait(lambda: not [line for line in camp.processes() if "training.run" in line], 60)
     wait(lambda: state(url, run)["type"] == "CANCELLED", 40)
     entries = [json.loads(path.read_text()) for path in camp.folder.glob("store/ledger/slow/*.json")]
     assert entries

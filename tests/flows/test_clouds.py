@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -40,6 +41,7 @@ mutations.install(counter)
 from flows.preprocess import preprocess
 from flows.provision import provision
 from flows.teardown import teardown
+from flows.validate import validate
 from recipes.load import load
 recipe = load(sys.argv[1])
 counts = []
@@ -103,6 +105,30 @@ def test_a_cluster_of_every_kind_stands_works_and_is_struck(
     again = requests[first[3] : first[3] + second[3]]
     assert not [name for name in again if not name.startswith(("PUT /castra-clouds/", "DELETE /castra-clouds/leases"))]
     assert struck[2] == "inventory empty"
+
+
+ODD = {"kind": "file", "node": 1, "path": "/etc/castra/image.json", "text": '{"software": {"kernel": "0.0.1"}}'}
+
+
+@pytest.mark.parametrize("kind", ["batch", "eks"])
+def test_a_node_that_is_not_what_its_image_was_is_named_and_replaced(
+    kind: str, user_camp: Camp, sky: tuple[Emulator, dict[str, str]]
+) -> None:
+    recipe = user_camp.recipe(told(f"odd-{kind}", kind))
+    tell(sky[0].endpoint, "faults", [ODD])
+    _, proven, _ = live(user_camp, sky, recipe, "provision", "validate", "teardown")
+    assert proven[1], proven
+    assert "1 node replaced" in proven[2]
+
+
+def test_a_cluster_with_too_many_bad_nodes_is_refused_by_name(
+    user_camp: Camp, sky: tuple[Emulator, dict[str, str]]
+) -> None:
+    recipe = user_camp.recipe(told("refused", "sagemaker", rest="checks: {replace: 0}"))
+    tell(sky[0].endpoint, "faults", [ODD])
+    _, refused, _ = live(user_camp, sky, recipe, "provision", "validate", "teardown")
+    assert not refused[1]
+    assert re.search(r"train on: \S+: kernel is \S+, the image was proven with 0.0.1", refused[2]), refused[2]
 
 
 def test_the_ladder_is_climbed_until_there_are_instances(user_camp: Camp, sky: tuple[Emulator, dict[str, str]]) -> None:
