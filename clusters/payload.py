@@ -25,7 +25,7 @@ from store.objects import Conflict, Store
 CODE: Final = Path(__file__).parents[1] / "training"
 GRACE_S: Final = 25.0
 """From the polite stop to the kill; Batch and Kubernetes kill 30 s after their own polite one."""
-PASSED: Final = ("CASTRA_COMM_TIMEOUT_S", "CASTRA_GANG_SILENCE_S", "CASTRA_GANG_START_S")
+PASSED: Final = ("CASTRA_COMM_TIMEOUT_S", "CASTRA_GANG_SILENCE_S", "CASTRA_GANG_START_S", "CASTRA_METRICS")
 """Settings that reach the nodes from the environment here; the job's own env goes before them."""
 BOOTSTRAP: Final = """\
 import json, os, shutil, sys, tempfile

@@ -4,26 +4,18 @@ What is shown is what runs: tests hold this against what `training/` makes of th
 """
 
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from planner.estimate import Layout
-from recipes.spec import Model, Recipe, Train
+from recipes.spec import Recipe
+from training.cases import megatron_lm
+from training.cases.flags import words
 
 MODULE: Final = "training.run"
-SCRIPT: Final = "pretrain_gpt.py"
-PRECISIONS: Final[dict[str, tuple[str, ...]]] = {
-    "fp32": (),
-    "fp16": ("--fp16",),
-    "bf16": ("--bf16",),
-    "fp8": ("--bf16", "--fp8-format hybrid"),
-    "mxfp8": ("--bf16", "--fp8-format e4m3", "--fp8-recipe mxfp8"),
-    "nvfp4": ("--bf16", "--fp4-format e2m1"),
-}
-"""Arithmetic in Megatron's words."""
-SHARDING: Final = {2: "optim_grads", 3: "optim_grads_params"}
-"""ZeRO's stages beyond the optimizer in Megatron's words."""
+MEASUREMENTS: Final = "training.checks.calibrate"
+SPLIT: Final = {"fsdp": "zero3", "hsdp": "zero3"}
+"""Strategies that a recipe has another name for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +41,8 @@ def arguments(recipe: Recipe, layout: Layout, nodes: int) -> Arguments:
     """What a recipe's job is started with on `nodes` nodes in this layout."""
     launcher = torchrun(nodes, layout.world_size // nodes)
     if layout.software == "megatron":
-        return Arguments(launcher, (SCRIPT, *megatron(recipe, layout)), {}, None)
-    own = ("-m", MODULE, "job.json")
+        return Arguments(launcher, (megatron_lm.SCRIPT, *megatron(recipe, layout)), {}, None)
+    own = ("-m", MEASUREMENTS if recipe.case.program else MODULE, "job.json")
     return Arguments(launcher, own, settled(layout), deepspeed(recipe, layout))
 
 
@@ -61,9 +53,12 @@ def torchrun(nodes: int, processes_per_node: int) -> tuple[str, ...]:
 
 def settled(layout: Layout) -> dict[str, Any]:
     """Fields of a recipe's `parallel` as a layout settles them."""
-    same = ("software", "strategy", "micro_batch_size", "tp", "pp", "vpp", "cp", "ep")
+    same = ("software", "micro_batch_size", "tp", "pp", "vpp", "cp", "ep")
+    told = {name: getattr(layout, name) for name in same} | {"strategy": SPLIT.get(layout.strategy, layout.strategy)}
+    if layout.software == "megatron":
+        return told | {name: getattr(layout, name) for name in ("shard", "recompute", "offload")}
     # of the others DeepSpeed cuts the states up among all ranks, or nobody does: there is no choice of how many
-    return {name: getattr(layout, name) for name in same} | {"shard": layout.shard if layout.strategy == "fsdp2" else 1}
+    return told | {"shard": layout.shard if layout.strategy == "fsdp2" else 1}
 
 
 def deepspeed(recipe: Recipe, layout: Layout, *, pinned: bool = True) -> dict[str, Any] | None:
@@ -100,109 +95,6 @@ def _offloaded(layout: Layout, nvme_path: str, pinned: bool) -> dict[str, Any]:
 
 
 def megatron(recipe: Recipe, layout: Layout) -> tuple[str, ...]:
-    """Megatron-LM's flags but those of its data, as its argument parser names them (NVIDIA/Megatron-LM d98e8a6)."""
-    told = (
-        *_sizes(recipe, layout),
-        *_states(layout),
-        *_again(recipe.model, layout),
-        *_network(recipe),
-        *_optimisation(recipe.train),
-    )
-    return tuple(word for flag in told for word in flag.split())
-
-
-def _sizes(recipe: Recipe, layout: Layout) -> Iterator[str]:
-    yield f"--tensor-model-parallel-size {layout.tp}"
-    yield f"--pipeline-model-parallel-size {layout.pp}"
-    if layout.vpp > 1:
-        yield f"--num-layers-per-virtual-pipeline-stage {recipe.model.layers // (layout.pp * layout.vpp)}"
-    if layout.cp > 1:
-        yield f"--context-parallel-size {layout.cp}"
-    if layout.ep > 1:
-        yield f"--expert-model-parallel-size {layout.ep}"
-    if layout.sequence_parallel and layout.tp > 1:
-        yield "--sequence-parallel"
-    yield f"--micro-batch-size {layout.micro_batch_size}"
-    yield f"--global-batch-size {recipe.train.global_batch_size}"
-
-
-def _states(layout: Layout) -> Iterator[str]:
-    """Who keeps which part of weights, gradients and optimizer."""
-    yield "--overlap-grad-reduce"
-    if layout.zero:
-        yield "--use-distributed-optimizer"
-        yield "--overlap-param-gather"
-    if layout.zero in SHARDING:
-        yield "--use-megatron-fsdp"
-        yield f"--data-parallel-sharding-strategy {SHARDING[layout.zero]}"
-        yield "--ckpt-format fsdp_dtensor"
-    if layout.zero and 1 < layout.shard < layout.dp:
-        yield f"--num-distributed-optimizer-instances {layout.dp // layout.shard}"
-    if layout.offload == "optimizer":
-        yield from ("--use-precision-aware-optimizer", "--optimizer-cpu-offload", "--optimizer-offload-fraction 1.0")
-
-
-def _again(model: Model, layout: Layout) -> Iterator[str]:
-    """What the backward pass does again, or fetches from the host."""
-    if layout.recompute == "full":
-        yield from ("--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1")
-    elif layout.recompute != "none":
-        yield "--recompute-granularity selective"
-    if layout.offload == "act":
-        yield f"--cpu-offloading-num-layers {model.layers // layout.pp - 1}"
-
-
-def _network(recipe: Recipe) -> Iterator[str]:
-    """A decoder in Megatron's words."""
-    model = recipe.model
-    yield f"--num-layers {model.layers}"
-    yield f"--hidden-size {model.hidden_size}"
-    yield f"--ffn-hidden-size {model.ffn_size}"
-    yield f"--num-attention-heads {model.heads}"
-    if model.kv_heads < model.heads:
-        yield from ("--group-query-attention", f"--num-query-groups {model.kv_heads}")
-    if model.head_dim:
-        yield f"--kv-channels {model.head_dim}"
-    if model.mla:
-        yield "--multi-latent-attention"
-    if model.gated:
-        yield "--swiglu"
-    if model.family == "gpt2":
-        yield from ("--normalization LayerNorm", "--position-embedding-type learned_absolute")
-    else:
-        yield from ("--disable-bias-linear", "--normalization RMSNorm")
-        yield from ("--position-embedding-type rope", f"--rotary-base {model.rope_theta:.0f}")
-    if not model.tie_embeddings:
-        yield "--untie-embeddings-and-output-weights"
-    yield f"--seq-length {recipe.data.sequence_length}"
-    yield f"--max-position-embeddings {recipe.data.sequence_length}"
-    if model.experts:
-        yield from _experts(model)
-
-
-def _experts(model: Model) -> Iterator[str]:
-    width = model.expert_ffn or model.ffn_size
-    yield f"--num-experts {model.experts}"
-    yield f"--moe-router-topk {model.topk}"
-    yield f"--moe-ffn-hidden-size {width}"
-    yield from ("--moe-grouped-gemm", "--moe-token-dispatcher-type alltoall")
-    if model.dense_layers:
-        yield f"--moe-layer-freq [0]*{model.dense_layers}+[1]*{model.layers - model.dense_layers}"
-    if model.shared_experts:
-        yield f"--moe-shared-expert-intermediate-size {model.shared_experts * width}"
-
-
-def _optimisation(train: Train) -> Iterator[str]:
-    yield from PRECISIONS[train.precision]
-    yield f"--train-iters {train.steps}"
-    yield f"--lr {train.learning_rate:g}"
-    yield f"--min-lr {train.learning_rate * train.min_lr_ratio:g}"
-    yield f"--lr-decay-style {train.schedule.upper() if train.schedule == 'wsd' else train.schedule}"
-    if train.schedule == "wsd":
-        yield from ("--lr-wsd-decay-style linear", f"--lr-wsd-decay-iters {round(train.decay_ratio * train.steps)}")
-    yield f"--lr-warmup-iters {train.warmup_steps}"
-    yield f"--weight-decay {train.weight_decay:g}"
-    yield f"--adam-beta1 {train.beta1:g}"
-    yield f"--adam-beta2 {train.beta2:g}"
-    yield f"--clip-grad {train.grad_clip:g}"
-    yield f"--seed {train.seed}"
+    """Megatron-LM's flags but those of its files: the same that `training.cases.megatron_lm` starts it with."""
+    told = megatron_lm.flags(recipe.model_dump(mode="json"), settled(layout), layout.world_size)
+    return words(told)

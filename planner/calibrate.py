@@ -45,8 +45,11 @@ def calibrate(rows: Sequence[Row], links: Links | None = None, *, intervals: boo
 
 
 def adapt(profiles: Profiles, rows: Sequence[Row]) -> Profiles:
-    """The profiles with what some more measured steps teach about theirs; the priors stay as they are."""
-    table = _Table.of(steps(sorted(rows, key=_contents), profiles.links)).timed
+    """The profiles with what some more measured steps teach about theirs; the priors stay as they are.
+
+    Where the cluster was calibrated, the steps are its own: what it achieved is laid over their hardware too.
+    """
+    table = _Table.of(on_site(profiles, steps(sorted(rows, key=_contents), profiles.links))).timed
     if not len(table.keys):
         return profiles
     changed = _with_own(profiles, table)
@@ -54,6 +57,14 @@ def adapt(profiles: Profiles, rows: Sequence[Row]) -> Profiles:
     for kind, residual in _residuals(changed, table).items():
         kept[kind] = _joined(kept[kind], residual) if kind in kept else residual
     return replace(changed, residuals=kept)
+
+
+def on_site(profiles: Profiles, measured: Steps) -> Steps:
+    """Steps measured on the cluster that the profiles are for, on its hardware as it was calibrated."""
+    if profiles.achieved is None:
+        return measured
+    configs = replace(measured.configs, hardware=profiles.achieved.over(measured.configs.hardware))
+    return replace(measured, configs=configs)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from planner.schema import Layout as Columns
 from planner.software import castra, megatron
 from planner.space import Ints
 from planner.speed import phases
-from recipes.weights import adapters
+from recipes.weights import adapters, matrices
 
 if TYPE_CHECKING:
     from recipes.spec import Recipe
@@ -50,6 +50,8 @@ class Work:
     extras: cost.Extras
     trained: float = 1.0
     """Share of the weights that learn."""
+    quantised: float = 0.0
+    """Share of the weights that are kept in 4 bits."""
     flops_beside: float = 0.0
     """Model FLOPs of one token that the shape does not tell."""
     lacks_tp: str = ""
@@ -69,6 +71,7 @@ class Work:
             precision=train.precision,
             extras=extras,
             trained=adapters(model, rank, train.lora_targets) / float(weights(shape)) if rank else 1.0,
+            quantised=matrices(model, train.lora_targets) / float(weights(shape)) if train.lora_base == "nf4" else 0.0,
             flops_beside=flops_beside(model, recipe.data.sequence_length),
             lacks_tp=_lacks_tp(recipe),
         )
@@ -107,7 +110,13 @@ class Site:
         found = self.machine.hardware(precision, self.nodes or 1, self.processes_per_node)
         found = with_latencies(found, [self.machine.chip], self.profiles.links)
         found = mapped(found, lambda item: np.reshape(item, ()))
+        found = self.profiles.achieved.over(found) if self.profiles.achieved else found
         return self.change(found) if self.change else found
+
+    def peak(self, precision: str) -> float:
+        """FLOP/s of the run's own arithmetic by the datasheet, whatever was reached there; raises `NoProfile`."""
+        hardware = replace(self, profiles=replace(self.profiles, achieved=None)).hardware(precision)
+        return float(hardware.flops * hardware.speedup)
 
     def nodes_of(self, layout: Layout) -> int:
         """How many machines a layout takes."""
@@ -167,7 +176,7 @@ def judge(work: Work, site: Site, layouts: Sequence[Layout]) -> list[Estimate]:
     ram, disk = hosted(configs)
     times = _rows({"seconds": step.seconds, "low": step.low, "high": step.high}, count)
     beside = _rows({"ram": ram, "disk": disk}, count)
-    room, peak = site.room(work), float(np.max(configs.hardware.flops * configs.hardware.speedup))
+    room, peak = site.room(work), site.peak(work.precision)
     found = (
         _Found(time, split, Memory(**needs), room, peak, **hosts)
         for time, split, needs, hosts in zip(times, parts, memory, beside, strict=True)
@@ -241,7 +250,7 @@ def software_of(layouts: Sequence[Layout], work: Work) -> Software:
     """The columns of the program that runs the layouts."""
     if layouts[0].software == "megatron":
         return megatron(work.precision)
-    return castra([layout.strategy for layout in layouts], work.precision, work.trained)
+    return castra([layout.strategy for layout in layouts], work.precision, work.trained, work.quantised)
 
 
 def layouts_of(rows: dict[str, Ints]) -> list[Layout]:

@@ -71,7 +71,7 @@ class Rates:
         return cls(
             flops=flops,
             products=flops * np.maximum(hardware.speedup * share, 1.0),
-            attention=hardware.flops * constants.attention,
+            attention=hardware.flops * constants.attention * hardware.attention,
             memory=hardware.memory * constants.memory,
             links=hardware.intra * constants.links,
             network=hardware.inter * constants.network,

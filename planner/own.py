@@ -53,6 +53,8 @@ def layouts(recipe: Recipe, site: Site) -> list[Layout]:
     Raises `DoesNotDivide` if nothing divides, or if what the recipe prescribes does not.
     """
     if asks_to_cut(recipe.parallel):
+        if whole := _stays_whole(recipe):
+            raise DoesNotDivide(f"parallel.tp, pp and cp do not cut up {whole}: leave them out.")
         free = recipe.model_copy(update={"parallel": type(recipe.parallel)()})
         return cut_layouts(recipe, site) + (_over_all(free, site) if _even(recipe, site) else [])
     others = [] if site.machine.local else _cut_or_none(recipe, site)
@@ -75,7 +77,9 @@ def own_layouts(recipe: Recipe, site: Site) -> list[Layout]:
     found = _over_all(recipe, site)
     if not any(one.strategy == recipe.parallel.strategy for one in found) and recipe.parallel.strategy != "auto":
         raise DoesNotDivide(
-            "DeepSpeed has no fp16 on CPUs: take train.precision bf16 or fp32, or parallel.strategy ddp."
+            "a model with experts is not trained with zero3: take parallel.strategy fsdp2 or zero2."
+            if recipe.model.experts
+            else "DeepSpeed has no fp16 on CPUs: take train.precision bf16 or fp32, or parallel.strategy ddp."
         )
     return found
 
@@ -134,7 +138,11 @@ def _even(recipe: Recipe, site: Site) -> bool:
 def _cut_or_none(recipe: Recipe, site: Site) -> list[Layout]:
     """What a recipe that leaves the sizes open may be cut into, if anything."""
     parallel = recipe.parallel
-    if parallel.strategy not in ("auto", "fsdp2") or all(getattr(parallel, name) == 1 for name in SIZES):
+    if (
+        parallel.strategy not in ("auto", "fsdp2")
+        or _stays_whole(recipe)
+        or all(getattr(parallel, name) == 1 for name in SIZES)
+    ):
         return []
     try:
         return cut_layouts(recipe, site)
@@ -142,14 +150,28 @@ def _cut_or_none(recipe: Recipe, site: Site) -> list[Layout]:
         return []
 
 
+def _stays_whole(recipe: Recipe) -> str:
+    """What of a recipe Castra's own program does not cut up among ranks of one model; empty where it does."""
+    told = {"a model with experts": recipe.model.experts > 0, "a base of 4 bits": recipe.train.lora_base == "nf4"}
+    return next((what for what, there in told.items() if there), "")
+
+
+def _able(recipe: Recipe, site: Site) -> list[str]:
+    """The strategies that Castra's own program has for a recipe's model, the simplest first."""
+    wanted = recipe.parallel.strategy
+    names = [name for name in STRATEGIES if name != "zero0" or wanted == name]
+    if site.machine.local and recipe.train.precision == "fp16":
+        names = [name for name in names if not name.startswith("zero")]
+    if recipe.train.lora_base == "nf4":
+        return ["ddp"]
+    return [name for name in names if name != "zero3"] if recipe.model.experts else names
+
+
 def _over_all(recipe: Recipe, site: Site) -> list[Layout]:
     nodes, processes = counts_of(site)
     ranks = nodes * processes
     part = recipe.train.global_batch_size // ranks
     wanted = recipe.parallel.strategy
-    names = [name for name in STRATEGIES if name != "zero0" or wanted == name]
-    if site.machine.local and recipe.train.precision == "fp16":
-        names = [name for name in names if not name.startswith("zero")]
     return [
         Layout(
             strategy=strategy,
@@ -161,7 +183,7 @@ def _over_all(recipe: Recipe, site: Site) -> list[Layout]:
             recompute=AGAIN[recipe.train.activation_checkpointing],
             offload=offload_of(recipe.parallel) if strategy == wanted else "none",
         )
-        for strategy in names
+        for strategy in _able(recipe, site)
         for size in divisors(part)
     ]
 

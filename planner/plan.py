@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from planner import cost
@@ -192,6 +192,8 @@ def _basis(work: Work, site: Site, best: Estimate) -> Iterator[str]:
         f"{rests}; expect 9 of 10 runs to take "
         f"{best.low / best.step_seconds:.2f} to {best.high / best.step_seconds:.2f} times the estimate."
     )
+    if site.profiles.achieved:
+        yield _calibrated(work, site, best)
     if best.usd is not None:
         machine = site.machine
         yield (
@@ -199,6 +201,14 @@ def _basis(work: Work, site: Site, best: Estimate) -> Iterator[str]:
             f"{cost.SETUP_HOURS * 60:.0f} minutes of set-up included; storage in us-east-1 as of {cost.PRICES.as_of}: "
             f"{cost.DISK_GIB} GiB of disk a node, checkpoints and export kept for a month."
         )
+
+
+def _calibrated(work: Work, site: Site, best: Estimate) -> str:
+    """What the cluster itself reached, and how long a step would be planned to take had nobody measured that."""
+    plain = site.profiles.plain or replace(site.profiles, achieved=None)
+    (before,) = judge(work, replace(site, profiles=plain), [best.layout])
+    told = f"{site.profiles.achieved}; {before.step_seconds:.3g} s/step before, {best.step_seconds:.3g} after"
+    return f"{told}; measured trainings count more." if site.profiles.plain else f"{told}."
 
 
 def _advice(recipe: Recipe, work: Work, site: Site, winner: Estimate) -> Iterator[str]:
@@ -232,7 +242,7 @@ def _faster_elsewhere(winner: Estimate, elsewhere: Estimate | None) -> Iterable[
     if elsewhere:
         yield (
             f"Megatron would be {_faster(elsewhere, winner)} faster: {elsewhere.layout}, {elsewhere.step_seconds:.3g} "
-            "s/step (parallel.software: megatron plans it; it is not run yet)."
+            "s/step (case.framework: megatron-lm runs it)."
         )
 
 

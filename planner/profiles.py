@@ -9,6 +9,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
+from planner.achieved import Achieved
 from planner.constants import NAMES, Constants, start
 from planner.errors import PlanError
 from planner.hardware import CORE
@@ -84,6 +85,10 @@ class Profiles:
     """Spreads on either side of the mean that hold 90 % of steps not seen, by `WIDTHS`."""
     memory: MemoryFit
     links: Links
+    achieved: Achieved | None = None
+    """What the cluster that is planned for reached itself, if it was calibrated; it is not kept with the profiles."""
+    plain: "Profiles | None" = None
+    """The same without that, to compare with."""
 
     @classmethod
     @cache

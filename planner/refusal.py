@@ -131,7 +131,7 @@ def _changes(recipe: Recipe, site: Site) -> Iterator[tuple[str, Recipe, int]]:
         yield from _more_nodes(free, "cluster.nodes", site)
         yield from _more_nodes(lean, "train.activation_checkpointing true with cluster.nodes", site)
         other = recipe.model_copy(update={"parallel": type(parallel)(software="megatron")})
-        yield "parallel.software megatron (planned, not run yet)", other, nodes
+        yield "parallel.software megatron (run by case.framework: megatron-lm)", other, nodes
 
 
 def _more_nodes(recipe: Recipe, words: str, site: Site) -> Iterator[tuple[str, Recipe, int]]:

@@ -153,6 +153,8 @@ class Hardware:
     inter_latency: Floats = field(default_factory=lambda: np.asarray(40e-6))
     disk: Floats = field(default_factory=lambda: np.asarray(1e9))
     """One accelerator's share of what the node's disks read or write. Unit: bytes per second."""
+    attention: Floats = field(default_factory=lambda: np.asarray(1.0))
+    """Speed of attention over that of other machines with such `flops`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,10 @@ STRATEGIES: Final = ("ddp", "fsdp2", "zero1", "zero2", "zero3", "zero0")
 """Castra's own, from the simplest to the most involved: of two equally fast ones the planner takes the simpler.
 DeepSpeed's stage 0 is ddp by another program, so nobody is advised to take it."""
 
+NF4_BYTES: Final = 0.5 + (1 + 4 / 256) / 64
+"""Of a weight in NF4 with double quantisation (Dettmers et al. 2023, QLoRA, section 3): half a byte, and of each block
+of 64 a byte that scales it, and of each 256 of these 4 bytes."""
+
 _COMMON: Final[dict[str, float]] = {
     "flash": 1,
     "compiled": 0,
@@ -81,9 +85,15 @@ def megatron(precision: str, **switches: Any) -> Software:
     return _software(precision, _COMMON | {"tp_overlap": 1} | switches)
 
 
-def castra(strategies: Sequence[str], precision: str, trained: float = 1.0) -> Software:
-    """Castra's own program, one column per strategy named (each one of `STRATEGIES`); a share of the weights learns."""
+def castra(strategies: Sequence[str], precision: str, trained: float = 1.0, quantised: float = 0.0) -> Software:
+    """Castra's own program, one column per strategy named (each one of `STRATEGIES`); a share of the weights learns.
+
+    Another share is `quantised`: kept in 4 bits, of which autocast keeps no copy either.
+    """
     kinds = [_ours(strategy, precision) | {"trained": trained} for strategy in strategies]
+    for kind in kinds:
+        kind["weight_bytes"] += quantised * (NF4_BYTES - kind["weight_bytes"])
+        kind["copy_bytes"] *= 1 - quantised
     return _software(precision, {name: np.array([kind[name] for kind in kinds]) for name in _COMMON})
 
 

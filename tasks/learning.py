@@ -16,7 +16,7 @@ import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +26,8 @@ import numpy as np
 
 import planner
 from planner import drift, interval, memory
-from planner.calibrate import adapt
+from planner.achieved import Achieved
+from planner.calibrate import adapt, on_site
 from planner.keys import key_of
 from planner.own import AGAIN, STAGES, offload_of
 from planner.profiles import Profiles
@@ -39,6 +40,7 @@ from recipes.weights import width
 from store import Conflict, Store, StoreError, open_store
 from store.manifest import Manifest, fingerprint
 from store.objects import in_s3
+from tasks import calibration
 from tasks.phrases import grid
 
 if TYPE_CHECKING:
@@ -158,11 +160,17 @@ class Lessons:
     """With the layout that its training began with; as it was where none has begun, or nothing is left open."""
     rows: list[Row]
     """Measured on its machines."""
+    achieved: Achieved | None = None
+    """What these reached in micro-benchmarks."""
 
     @property
     def profiles(self) -> Profiles:
-        """The shipped ones, adapted to what was measured."""
-        return adapt(Profiles.shipped(), self.rows) if self.rows else Profiles.shipped()
+        """The shipped ones, laid over by what the machines reached, adapted to what was measured on them."""
+        plain = adapt(Profiles.shipped(), self.rows) if self.rows else Profiles.shipped()
+        if self.achieved is None:
+            return plain
+        site = replace(Profiles.shipped(), achieved=self.achieved)
+        return replace(adapt(site, self.rows), plain=plain) if self.rows else site
 
     def save_advice(self, step_s: float, accelerators: int) -> str | None:
         """How often to save checkpoints, as a sentence; None on this machine, whose cores do not fail as GPUs do."""
@@ -201,7 +209,10 @@ def lessons(recipe: Recipe) -> Lessons:
     Raises `planner.PlanError` if a table in the store was spoilt, `StoreError` if the store fails while it is read.
     """
     store = _store(recipe)
-    return Lessons(_begun(store, recipe), remembered(store, recipe)) if store else Lessons(recipe, [])
+    if store is None:
+        return Lessons(recipe, [])
+    reached = calibration.nearest(store, instance(recipe), recipe.train.precision, recipe.cluster.nodes)
+    return Lessons(_begun(store, recipe), remembered(store, recipe), reached)
 
 
 def remembered(store: Store, recipe: Recipe) -> list[Row]:
@@ -214,6 +225,24 @@ def remembered(store: Store, recipe: Recipe) -> list[Row]:
     newest = max((_version(key) for key in keys), default=())
     rows = [row for key in keys if _version(key) == newest for row in _rows(store, key)]
     return [{**row, "framework_version": ""} for row in rows]
+
+
+def calibrate(recipe: Recipe, result: Mapping[str, Any], machine: planner.Machine) -> Achieved | None:
+    """Keep what `training.checks.calibrate` measured on a recipe's cluster, its result.json, for the next plan.
+
+    Nothing is kept of a cluster that is emulated; figures that cannot be true are told, and refuse no cluster.
+    """
+    from tasks import report
+
+    if not machine.local and result["device"] == "cpu":
+        return None
+    try:
+        found = calibration.keep(open_store(recipe.store), instance(recipe), machine, result)
+    except (planner.PlanError, StoreError) as problem:
+        report.warn(f"the calibration of {recipe.name}'s cluster is not kept: {problem}")
+        return None
+    report.say(f"the next plan goes by what this cluster reached: {found}")
+    return found
 
 
 def instance(recipe: Recipe) -> str:
@@ -280,7 +309,7 @@ def _learn(lineage: "Lineage", trained: Manifest, machine: planner.Machine) -> N
     table = _table(mine)
     parse(Path(key), table.decode())  # what cannot be read back is not kept
     known = before.profiles
-    _show(_drift(known, steps([mine | {"framework_version": ""}, *before.rows], known.links)))
+    _show(_drift(known, on_site(known, steps([mine | {"framework_version": ""}, *before.rows], known.links))))
     store.put(key, table)
     report.say(f"the planner learned from {name}: {found.step_s:.3g} s a step, {found.memory_gib:.3g} GiB per rank")
 

@@ -126,6 +126,7 @@ class NodeProgram:
         gang = Follower if node.rank else Leader
         self._gang = gang(node, task.name, Patience.read(os.environ), self._events.put)
         self._stage = Stage(task.name, node, self._gang.uploaded, self._upload_trouble)
+        self._beats = self._serve_metrics()
 
     def run(self) -> int:
         """Do this node's part and return the exit code."""
@@ -308,7 +309,7 @@ class NodeProgram:
     def _env(self) -> dict[str, str]:
         kept = {name: told for name, told in os.environ.items() if name not in FOREIGN and not name.startswith("PET_")}
         ranks, node = self._task.processes_per_node, self._node
-        told = self._stage.env()
+        told = self._stage.env() | self._beats
         if ranks:
             if not Path("/dev/nvidiactl").exists():
                 told["OMP_NUM_THREADS"] = str(max(1, _cores() // ranks))
@@ -316,6 +317,22 @@ class NodeProgram:
             if network and sys.platform == "linux":
                 told |= {"GLOO_SOCKET_IFNAME": network, "NCCL_SOCKET_IFNAME": network}
         return told | kept
+
+    def _serve_metrics(self) -> dict[str, str]:
+        """Serve this node's metrics where that is asked for; returns what the ranks have to know for it."""
+        where = os.environ.get("CASTRA_METRICS", "").strip()
+        if not where:
+            return {}
+        from training import metrics
+
+        beats = self._folder / "beats"
+        with contextlib.suppress(OSError):  # a full disk: there will be no heartbeats to tell of
+            beats.mkdir(exist_ok=True)
+        task = self._task
+        found = metrics.of_node(task.spec, task.name, self._node, task.processes_per_node, beats)
+        self._log.listener = found.hear
+        metrics.serve(found, where, self._log)
+        return {"CASTRA_BEATS": str(beats)}
 
     def _background(self, work: Callable[[], Any]) -> None:
         """Do something slow beside the events, and put what it returns among them."""

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +26,8 @@ class Log:
     def __init__(self, prefix: str = "") -> None:
         self._prefix = prefix.encode()
         self._one_at_a_time = threading.Lock()
+        self.listener: Callable[[bytes], None] | None = None
+        """Is told every line, as it was given; must not raise."""
 
     def write(self, line: bytes) -> None:
         """Write one line, given without its end; what is not UTF-8 is replaced. Nobody reading is no error."""
@@ -33,6 +35,8 @@ class Log:
         with self._one_at_a_time, contextlib.suppress(OSError):
             while whole:
                 whole = whole[os.write(1, whole) :]
+        if self.listener is not None:
+            self.listener(line)
 
     def say(self, event: str, **facts: Any) -> None:
         """Tell an event, as `training.job.say` does."""

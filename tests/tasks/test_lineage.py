@@ -8,9 +8,10 @@ import pytest
 from clusters.base import Refused
 from recipes import Recipe
 from recipes.cluster import LocalCluster
+from recipes.spec import Case
 from tasks import lineage
 from tasks.lineage import STEPS, Ancestor, NotDone, trace
-from tasks.machines import cheapest_on_aws, machine, processes_per_node
+from tasks.machines import cheapest_on_aws, check_launchable, command, machine, processes_per_node
 
 
 @pytest.fixture
@@ -90,3 +91,49 @@ def test_the_miniature_has_a_price_on_aws() -> None:
     name, estimate = found
     assert estimate.usd is not None
     assert 0 < estimate.usd < 10, name
+
+
+def theirs(text: Path, framework: str, **changes: Any) -> Recipe:
+    settled = {"strategy": "ddp", "micro_batch_size": 1, "tp": 1, "pp": 1, "vpp": 1, "cp": 1}
+    return recipe(text, case={"framework": framework}, parallel=settled, **changes)
+
+
+def test_another_framework_s_life_ends_with_its_training(text: Path) -> None:
+    trained = trace(theirs(text, "megatron-lm"))
+    assert trained.steps == tuple(trained.places) == ("preprocess", "train")
+    assert trained.inputs("train") == {"dataset": trained.places["preprocess"]}
+    assert trained.unfinished() == ["preprocess", "train"]
+    with pytest.raises(Refused, match="trained by megatron-lm, and score, export and serve are of Castra's own"):
+        trained.done("score")
+
+
+def test_a_benchmark_reads_no_data(text: Path) -> None:
+    measured = trace(theirs(text, "nccl-tests", data={"source": "/nowhere"}))
+    assert measured.steps == ("train",)
+    assert measured.inputs("train") == {}
+    with pytest.raises(Refused, match="reads no data"):
+        measured.done("preprocess")
+
+
+def test_whose_program_trains_moves_the_result(text: Path) -> None:
+    ours = trace(recipe(text, parallel={"strategy": "ddp", "micro_batch_size": 1})).places
+    one, other = (trace(theirs(text, name)).places for name in ("torchtitan", "llm-foundry"))
+    assert ours["preprocess"] == one["preprocess"] == other["preprocess"]
+    assert len({ours["train"], one["train"], other["train"]}) == 3
+    more = {"framework": "torchtitan", "arguments": ["training.seed=1"]}
+    assert trace(theirs(text, "torchtitan").model_copy(update={"case": Case(**more)})).places["train"] != one["train"]
+
+
+def test_megatron_s_plan_is_not_run_by_castra_s_own_program(text: Path) -> None:
+    with pytest.raises(Refused, match=r"write case\.framework: megatron-lm, megatron-deepspeed or nemo"):
+        check_launchable(recipe(text, parallel={"software": "megatron"}))
+    check_launchable(theirs(text, "megatron-lm"))
+
+
+def test_what_starts_the_program_is_known_before_anything_is_paid(text: Path) -> None:
+    shown = command(trace(theirs(text, "megatron-lm")).recipe)
+    assert shown is not None
+    assert shown.argv[0] == "pretrain_gpt.py"
+    assert command(trace(recipe(text)).recipe) is None
+    with pytest.raises(Refused, match=r"tiny: model\.family gemma"):
+        command(trace(theirs(text, "megatron-lm", model={"family": "gemma"})).recipe)

@@ -23,6 +23,7 @@ from training.supervise.attempts import Attempts
 from training.supervise.beat import Beat, Pulse
 from training.supervise.blame import Verdict, blame
 from training.supervise.judge import Judge
+from training.supervise.mark import leave_mark
 from training.supervise.straggler import Pace
 
 PERIOD_S: Final = 1.0
@@ -63,6 +64,7 @@ class Supervisor:
         if world.rank == 0:
             self._attempts.add(ranks=world.size, hosts=list(dict.fromkeys(seat.host for seat in self._pulse.seats)))
         self._at: tuple[int, str, int, float] | None = None
+        self._done = 0
         self._work: tuple[int, float] = (0, 0.0)
         self._end = threading.Event()
         self._main = threading.main_thread().ident
@@ -81,7 +83,7 @@ class Supervisor:
 
     def stepped(self, step: int, seconds_own: float) -> None:
         """A step is done, for which this rank worked so long itself, without waiting for others."""
-        del step
+        self._done = step
         done, total = self._work
         self._work = (done + 1, total + seconds_own)
 
@@ -116,7 +118,9 @@ class Supervisor:
             began = time.monotonic()
             # the next beat puts it off; there is none when no thread of Python can run
             faulthandler.dump_traceback_later(self._limit + MISSED * self._period, exit=True, file=self._stacks)
-            self._pulse.send(self._beat())
+            beat = self._beat()
+            self._pulse.send(beat)
+            leave_mark(beat, self._done, self._world.device)
             self._pulse.listen(began + self._period, alert=True)
             at = self._at
             late = at is not None and time.monotonic() - at[3] > self._limit
