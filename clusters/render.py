@@ -2,6 +2,7 @@
 
 stacks/*.json      what CloudFormation is told, in the order of the numbers
 <kind>/*           what the cluster is told of the training job
+case/*             another framework's command, and the files it reads
 job.json           what every node is told
 policy.json        what whoever runs it must be allowed
 README.md          the list, with what is filled in only when it is deployed
@@ -10,7 +11,8 @@ What the outputs of the stacks fill in is written `${Name}`.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +20,7 @@ import yaml
 
 from clusters import catalog, parallelcluster, policy
 from clusters.aws import Site
-from clusters.base import Job
+from clusters.base import Job, Refused
 from clusters.capacity import Rung, ladder
 from clusters.kinds import address, attach, restarts
 from clusters.stacks import architecture
@@ -28,6 +30,8 @@ from recipes.cluster import AwsCluster, BatchCluster, LocalCluster, SlurmCluster
 from recipes.convert import on
 from store import Store
 from store.objects import in_s3
+from training import cases
+from training.cases.base import Command
 
 SOME_STORE = "s3://your-bucket/castra"
 SOME_CONTAINER = "your-account.dkr.ecr.your-region.amazonaws.com/train:latest"
@@ -45,7 +49,7 @@ def as_kind(recipe: Recipe, kind: str) -> Recipe:
     """The recipe on a kind of cluster, see `recipes.convert.on`; raises `RecipeError` for a kind there is not.
 
     What nodes on AWS cannot do without and the recipe does not have, a store that they reach and a container image, is
-    filled with a name that says so.
+    filled with a name that says so, or with the image that another framework publishes.
     """
     shown = on(recipe, kind)
     told = shown.model_dump(mode="json")
@@ -53,8 +57,23 @@ def as_kind(recipe: Recipe, kind: str) -> Recipe:
     if kind != "local" and not recipe.store.startswith(shared):
         told["store"] = SOME_STORE
     if kind not in ("local", "slurm") and not shown.image.container:
-        told["image"]["container"] = SOME_CONTAINER
+        told["image"]["container"] = _published(shown) or SOME_CONTAINER
     return Recipe.model_validate(told)
+
+
+def stand_in(recipe: Recipe) -> Recipe:
+    """The recipe with processes of this machine in place of its nodes and ranks, however many: only to be shown."""
+    cluster = LocalCluster.model_construct(kind="local", nodes=recipe.cluster.nodes, processes_per_node=_ranks(recipe))
+    return as_kind(recipe, "local").model_copy(update={"cluster": cluster})
+
+
+def _published(recipe: Recipe) -> str:
+    if recipe.case.framework == "castra":
+        return ""
+    try:
+        return cases.launcher(recipe.case.framework).UPSTREAM.container
+    except cases.CaseError as problem:
+        raise Refused(str(problem)) from None
 
 
 def requests(recipe: Recipe) -> dict[str, str]:
@@ -65,7 +84,7 @@ def requests(recipe: Recipe) -> dict[str, str]:
     cluster = recipe.cluster
     rung = ladder(cluster)[0] if isinstance(cluster, AwsCluster) else None
     job = training_job(recipe)
-    files: dict[str, Any] = {"job.json": _seen(job)}
+    files: dict[str, Any] = {"job.json": _seen(job), **_case(recipe)}
     for name, told in _stacks(recipe, rung):
         files[f"stacks/{name}.json"] = told
     files |= {f"{cluster.kind}/{name}": told for name, told in _adapter(recipe, rung, job)}
@@ -90,27 +109,77 @@ def write(recipe: Recipe, out: Path) -> list[Path]:
 
 def training_job(recipe: Recipe) -> Job:
     """The training as a job, on all nodes; `parallel: auto` is left to the plan, which no request shows."""
-    cluster = recipe.cluster
-    ranks = (
-        cluster.processes_per_node
-        if isinstance(cluster, LocalCluster)
-        else catalog.find(cluster.instance_type).accelerators
-    )
+    cluster, ranks = recipe.cluster, _ranks(recipe)
     root = recipe.store.rstrip("/")
-    config = {
+    reads = cases.reads_dataset(recipe.case.framework, recipe.case.program)
+    config: dict[str, Any] = {
         "spec": recipe.model_dump(mode="json"),
-        "inputs": {"dataset": f"{root}/dataset"},
+        "inputs": {"dataset": f"{root}/dataset"} if reads else {},
         "output": f"{root}/{STEP}",
     }
+    module, each = cases.MEASUREMENTS if recipe.case.program else "training.run", ranks
+    if recipe.case.framework != "castra":
+        told, module = _command(recipe), cases.MODULE
+        each = ranks if told is None else cases.processes(told, ranks)
+        config["spec"][cases.RANKS] = ranks
     return Job(
         f"{recipe.name}-{STEP}-1",
-        "training.run",
+        module,
         config,
         cluster.nodes,
-        ranks,
+        each,
         timeout_s=round(recipe.train.timeout_hours * 3600),
         restarts=restarts(cluster.kind, recipe.train.attempts, recipe.train.timeout_hours),
     )
+
+
+def _ranks(recipe: Recipe) -> int:
+    """Of each node."""
+    cluster = recipe.cluster
+    if isinstance(cluster, LocalCluster):
+        return cluster.processes_per_node
+    return catalog.find(cluster.instance_type).accelerators
+
+
+def _command(recipe: Recipe) -> Command | None:
+    """What starts another framework's program; None as long as the plan is open. Raises `Refused`."""
+    parallel = recipe.parallel.model_dump(exclude={"recompute"})
+    if "auto" in parallel.values():
+        return None
+    try:
+        return cases.command(recipe.model_dump(mode="json"), recipe.cluster.nodes, _ranks(recipe))
+    except cases.CaseError as problem:
+        raise Refused(f"{recipe.name}: {problem}") from None
+
+
+def _case(recipe: Recipe) -> dict[str, str]:
+    """Another framework's command line, and the files it reads."""
+    if recipe.case.framework == "castra":
+        return {}
+    if (told := _command(recipe)) is None:
+        shows = f"python -m flows.train RECIPE --kind {recipe.cluster.kind} --render"
+        return {"case/command.sh": f"# the plan decides it: {shows}\n"}
+    starts = {
+        "rank": f"torchrun --nnodes={recipe.cluster.nodes} --nproc-per-node={_ranks(recipe)}",
+        "mpi": f"mpirun --np {recipe.cluster.nodes * _ranks(recipe)} --map-by ppr:{_ranks(recipe)}:node",
+        "node": "",
+    }[told.per]
+    words = [f"{name}={shlex.quote(value)}" for name, value in told.env.items()]
+    words += [starts] * bool(starts) + [shlex.quote(word) for word in told.argv]
+    lines = " \\\n  ".join(_paired(words))
+    files = {f"case/{name}": content for name, content in told.files.items()}
+    return {"case/command.sh": f"cd {cases.folder(recipe.model_dump(mode='json'))}\n{lines}\n", **files}
+
+
+def _paired(words: Sequence[str]) -> Iterator[str]:
+    """Lines of a command: a flag with its values."""
+    line: list[str] = []
+    for word in words:
+        if line and word.startswith("-"):
+            yield " ".join(line)
+            line = []
+        line.append(word)
+    yield " ".join(line)
 
 
 def _stacks(recipe: Recipe, rung: Rung | None) -> Iterator[tuple[str, Any]]:

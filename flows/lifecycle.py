@@ -6,6 +6,8 @@
 Every stage finds what is done already, so a run that was killed, cancelled or that failed is simply run again.
 """
 
+from typing import Final
+
 from flows._camp import camp
 from flows._command import command
 from flows._house import alone, verb
@@ -18,7 +20,9 @@ from flows.serve import serve
 from flows.train import train
 from recipes import Recipe
 from tasks import approval, capacity, model, stack, summary
-from tasks.lineage import STEPS, Lineage, trace
+from tasks.lineage import STEPS, Lineage, not_ours, trace
+
+WORK: Final = {"preprocess": preprocess, "train": train, "score": score, "export": export, "serve": serve}
 
 
 @verb("lifecycle", description=__doc__)
@@ -33,9 +37,11 @@ def lifecycle(recipe: Recipe = Recipe()) -> str:
         if waiting := lineage.unfinished():
             # a cluster is proven before it is paid to train; the camp is struck on the way out, whatever happens
             with camp(recipe, prove="train" in waiting) as settled:
-                for step in (preprocess, train, score, export, serve):
-                    step(settled)
+                for name in lineage.steps:
+                    WORK[name](settled)
             lineage = trace(settled)
+        if lineage.steps != STEPS:
+            return f"{summary.foreign(lineage)}; {not_ours(recipe, 'score')}"
         model.promote_once(lineage)
         return summary.show(lineage, skipped=len(STEPS) - len(waiting))
 

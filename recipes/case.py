@@ -1,6 +1,6 @@
 """Whose program trains: Castra's own, or another framework's, which is told the plan in its own words."""
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
@@ -18,6 +18,8 @@ Framework = Literal[
     "nccl-tests",
     "param",
 ]
+MEGATRONS: Final = ("megatron-lm", "megatron-deepspeed", "nemo")
+"""Frameworks that are planned as Megatron and read its .bin and .idx files."""
 
 
 class Case(Part):

@@ -4,7 +4,7 @@ Which fields are execution is said once, by the descriptions in `recipes.spec`, 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import getitem
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from recipes.fields import fields
 from recipes.parallel import Parallel
 from recipes.spec import Recipe
+from training.cases import measures, reads_dataset
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ LATER: Mapping[str, object] = {
     "train.lora_rank": 0,
     "train.lora_alpha": 32.0,
     "train.lora_targets": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    "train.lora_base": "full",
     "train.on_bad_step": "stop",
     "train.max_bad_steps": 10,
     "train.loss_spike": None,
@@ -119,6 +121,9 @@ def identity(recipe: Recipe, step: str, inputs: Mapping[str, str], **facts: str 
     Raises ValueError where an input or a fact is missing or unknown, or where train's `parallel` is still auto.
     """
     told = STEPS[step]
+    if step == "train" and not reads_dataset(recipe.case.framework, recipe.case.program):
+        reads = () if measures(recipe.case.framework, recipe.case.program) else ("data",)  # by itself
+        told = replace(told, optional=(*told.optional, "dataset"), covers=(*told.covers, *reads))
     _complete(step, told, inputs, facts)
     covered = _covered(recipe, told)
     if step == "preprocess":

@@ -11,17 +11,17 @@ MAX_PARAMETERS = 5_000_000
 MAX_RANKS = 4
 VOCAB_SIZE = 4096
 SEQUENCE_LENGTH = 128
-WIDTH, LAYERS, HEADS = 128, 4, 4
+WIDTH, LAYERS, HEADS, EXPERTS = 128, 4, 4, 4
 CUTS = ("tp", "pp", "cp", "shard")
 """What a rehearsal keeps of a layout, as long as ranks are left: two of each."""
 
 
 def is_small(model: Model) -> bool:
-    """Whether a model is dense and no larger than a rehearsal's."""
-    return is_dense(model) and parameters(model) <= MAX_PARAMETERS and model.vocab_size <= VOCAB_SIZE
+    """Whether a model can be trained here and is no larger than a rehearsal's."""
+    return is_trainable(model) and parameters(model) <= MAX_PARAMETERS and model.vocab_size <= VOCAB_SIZE
 
 
-def is_dense(model: Model) -> bool:
+def is_trainable(model: Model) -> bool:
     """Whether Castra's own program trains such a network."""
     return model == dense(model)
 
@@ -33,7 +33,7 @@ def small_model(model: Model, across: int, deep: int) -> Model:
         small["sliding_window"] = min(model.sliding_window, SEQUENCE_LENGTH // 2)
     plain = dense(model).model_copy(update=small)
     divides = model.kv_heads % across == 0 and model.layers % deep == 0 and plain.vocab_size % across == 0
-    kept = divides and is_dense(model) and is_small(plain)
+    kept = divides and is_trainable(model) and is_small(plain)
     return plain if kept else plain.model_copy(update=_shape(plain, across, deep))
 
 
@@ -45,7 +45,10 @@ def _shape(model: Model, across: int, deep: int) -> dict[str, Any]:
     hidden = 2 * max(1, round(WIDTH / heads / 2)) * heads
     wide = width(model) * model.heads / model.hidden_size  # what the heads make of the model's width
     head = 2 * max(1, round(hidden / heads * wide / 2)) if model.head_dim else None
-    ffn = 16 * max(1, round(hidden * min(model.ffn_size / model.hidden_size, 8) / 16))
+    ffn = _ffn(hidden, model.ffn_size / model.hidden_size)
+    routed = {"experts": min(model.experts, EXPERTS), "topk": min(model.topk, EXPERTS // 2)}
+    if model.expert_ffn:
+        routed["expert_ffn"] = _ffn(hidden, model.expert_ffn / model.hidden_size)
     return {
         "vocab_size": model.vocab_size // across * across,
         "layers": _multiple(min(model.layers, LAYERS), deep),
@@ -54,6 +57,7 @@ def _shape(model: Model, across: int, deep: int) -> dict[str, Any]:
         "hidden_size": hidden,
         "head_dim": head,
         "ffn_size": ffn,
+        **(routed if model.experts else {}),
     }
 
 
@@ -68,6 +72,11 @@ def small_sizes(parallel: Parallel) -> tuple[dict[str, int], int]:
     model = 2 ** len(kept)
     # one factor of two besides, so that there is data parallelism to rehearse too
     return sizes, min(2 * model, MAX_RANKS) if kept else 2
+
+
+def _ffn(hidden: int, wide: float) -> int:
+    """The width of an MLP or of an expert, `wide` times the model's."""
+    return 16 * max(1, round(hidden * min(wide, 8) / 16))
 
 
 def _multiple(size: int, of: int) -> int:

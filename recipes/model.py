@@ -6,11 +6,11 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from recipes.part import Part, agreed
 
-Family = Literal["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gpt2"]
+Family = Literal["llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gpt2"]
 
 
 class Model(Part):
-    """The network: a decoder of one of transformers' families; experts and latent attention are planned, not run."""
+    """The network: a decoder of one of transformers' families; latent attention is planned, not run."""
 
     family: Family = Field("llama", description="Architecture, by its transformers name.", examples=["gemma2"])
     pretrained: str = Field(
@@ -48,7 +48,10 @@ class Model(Part):
     )
     mla: bool = Field(False, description="Multi-head latent attention (DeepSeek).")
     experts: int = Field(
-        0, ge=0, description="Routed experts of each block (mixture of experts); 0 is dense.", examples=[64]
+        0,
+        ge=0,
+        description="Routed experts of each block (mixture of experts); 0 is dense. Those of mixtral can be trained.",
+        examples=[8],
     )
     topk: int = Field(0, ge=0, description="Experts that each token visits; 0 where there are none.", examples=[8])
     expert_ffn: int = Field(0, ge=0, description="Width of one expert; 0 is ffn_size.", examples=[1408])
@@ -80,6 +83,8 @@ class Model(Part):
 
     def _experts_agree(self) -> list[str]:
         wrong = []
+        if self.family == "mixtral" and not self.experts:
+            wrong.append("a mixtral has experts: write experts and topk (Mixtral 8x7B has 8 and 2), or family: mistral")
         if self.experts and not 1 <= self.topk <= self.experts:
             wrong.append(f"topk ({self.topk}) must be at least 1 and at most experts ({self.experts})")
         if not self.experts and (self.topk or self.expert_ffn or self.shared_experts or self.dense_layers):

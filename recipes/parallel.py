@@ -35,8 +35,9 @@ class Parallel(Part):
     )
     software: Literal["castra", "megatron"] = Field(
         "castra",
-        description="Which training program is planned for: Castra's own, or Megatron-LM, which is planned and not yet "
-        "run; ep above 1, or recompute, means megatron where nothing else is said.",
+        description="Which training program is planned for: Castra's own, or Megatron, which case.framework "
+        "megatron-lm, megatron-deepspeed and nemo run; these, ep above 1 and recompute mean megatron where nothing "
+        "else is said.",
     )
     tp: Size = Field("auto", description="Tensor parallel ranks: each layer is cut up among them.", examples=[8])
     pp: Size = Field("auto", description="Pipeline stages, each with a part of the layers.", examples=[4])

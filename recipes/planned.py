@@ -1,4 +1,4 @@
-"""What a recipe asks for that is planned, and that Castra's own training program does not run yet."""
+"""What a recipe asks for that is planned, and that the program it names does not run."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -9,19 +9,25 @@ DENSE: Final[dict[str, Any]] = {
     name: Model.model_fields[name].default
     for name in ("mla", "experts", "topk", "expert_ffn", "shared_experts", "dense_layers")
 }
-"""What all networks that the program trains have in common."""
+"""What all networks that the program trains have in common, but the experts of `ROUTED`."""
+ROUTED: Final = {"mixtral": ("experts", "topk", "expert_ffn")}
+"""Families whose routed experts it trains, and what of them."""
 ARITHMETIC: Final = ("fp32", "bf16", "fp16")
 SIZES: Final = ("tp", "pp", "vpp", "cp", "ep")
 
 
 def dense(model: Model) -> Model:
     """The nearest network that Castra's own program trains: the model itself, if it does."""
-    return model.model_copy(update=DENSE | {"gated": model.family != "gpt2"})
+    able = {name: value for name, value in DENSE.items() if name not in ROUTED.get(model.family, ())}
+    return model.model_copy(update=able | {"gated": model.family != "gpt2"})
 
 
 def only_planned(recipe: Recipe) -> list[str]:
-    """The fields of a recipe, with their values, that nothing here can run yet; none where all of it can be run."""
-    return list(_found(recipe))
+    """The fields of a recipe, with their values, that its program cannot run; none where all of it can be run.
+
+    What another framework can do is its launcher's to say, see `training.cases`.
+    """
+    return list(_found(recipe)) if recipe.case.framework == "castra" else []
 
 
 def _found(recipe: Recipe) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import Any
 from recipes.cluster import LocalCluster
 from recipes.miniature import MAX_RANKS, SEQUENCE_LENGTH, VOCAB_SIZE, is_small, small_model, small_sizes
 from recipes.planned import ARITHMETIC
-from recipes.spec import Data, Parallel, Recipe, Train
+from recipes.spec import Case, Data, Parallel, Recipe, Train
 from recipes.weights import parameters
 
 MAX_DOCUMENTS = 2_000
@@ -113,12 +113,14 @@ def _model(recipe: Recipe) -> Change | None:
 
 def _program(recipe: Recipe) -> Change | None:
     """Castra's own training program, which is the one that is here."""
-    if recipe.parallel.software == "castra" and recipe.train.precision in ARITHMETIC:
+    framework = recipe.case.framework
+    if framework == "castra" and recipe.parallel.software == "castra" and recipe.train.precision in ARITHMETIC:
         return None
     arithmetic = recipe.train.precision if recipe.train.precision in ARITHMETIC else "bf16"
     parallel = {} if recipe.parallel.software == "castra" else {"parallel": Parallel().model_dump()}
-    told = "parallel: Castra's own training program in place of what is only planned yet"
-    return parallel | {"train": {"precision": arithmetic}}, told
+    what = "what is only planned yet" if framework == "castra" else f"{framework}, which is not on this machine"
+    told = f"case: Castra's own training program in place of {what}"
+    return parallel | {"case": Case().model_dump(), "train": {"precision": arithmetic}}, told
 
 
 def _half(recipe: Recipe) -> Change | None:

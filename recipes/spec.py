@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from recipes.case import Case
+from recipes.case import MEGATRONS, Case
 from recipes.checks import Checks
 from recipes.cluster import Cluster, LocalCluster
 from recipes.data import Data
@@ -97,6 +97,11 @@ class Train(Part):
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
         min_length=1,
         description="Linear layers that get an adapter, by the last part of their name.",
+    )
+    lora_base: Literal["full", "nf4"] = Field(
+        "full",
+        description="What the frozen weights beside adapters are kept in: full precision, or 4 bits (NF4, as QLoRA); "
+        "4 bits need strategy: ddp.",
     )
     on_bad_step: Literal["stop", "skip"] = Field(
         "stop",
@@ -246,9 +251,33 @@ class Recipe(Part):
             return value | {"parallel": {}}
         return value
 
+    @model_validator(mode="before")
+    @classmethod
+    def _case_has_its_software(cls, value: Any) -> Any:
+        """Megatron's frameworks are planned as Megatron, and read its files: nobody need say it."""
+        case = value.get("case") if isinstance(value, dict) else None
+        if not isinstance(case, dict) or case.get("framework") not in MEGATRONS:
+            return value
+        for name, told in (("parallel", {"software": "megatron"}), ("data", {"megatron": True})):
+            part = {} if value.get(name) in (None, "auto") else value[name]
+            value = value | ({name: told | part} if isinstance(part, dict) else {})
+        return value
+
+    @model_validator(mode="after")
+    def _case_is_planned(self) -> Self:
+        ours = self.case.framework in MEGATRONS and self.parallel.software != "megatron"
+        told = f"case.framework {self.case.framework} goes with parallel.software: megatron"
+        return agreed(self, [told] if ours else [])
+
     @model_validator(mode="after")
     def _adapters_have_layers(self) -> Self:
         layers = linear_layers(self.model)
         strange = [name for name in self.train.lora_targets if name not in layers] if self.train.lora_rank else []
-        told = f"train.lora_targets {', '.join(strange)}: {self.model.family} has only {', '.join(layers)}"
-        return agreed(self, [told] if strange else [])
+        wrong = [f"train.lora_targets {', '.join(strange)}: {self.model.family} has only {', '.join(layers)}"]
+        wrong = wrong if strange else []
+        if self.train.lora_base == "nf4":
+            if not self.train.lora_rank:
+                wrong.append("train.lora_base nf4 is of adapters: write train.lora_rank above 0")
+            if self.parallel.strategy not in ("auto", "ddp"):
+                wrong.append(f"train.lora_base nf4 goes with parallel.strategy: ddp, not {self.parallel.strategy}")
+        return agreed(self, wrong)

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from clusters.base import Refused
-from planner.arguments import settled
 from recipes import Recipe
 from recipes.identity import identity
 from recipes.spec import Data, Parallel
 from store import Store, open_store
 from store.manifest import Manifest, Place, fingerprint, read_manifest
 from store.objects import state_folder
-from tasks.machines import check_launchable, plan_of
+from tasks.machines import check_launchable, processes_per_node, resolve
+from training.cases import reads_dataset
 from training.data.sources import SourceError, documents, inventory
 
 STEPS = ("preprocess", "train", "score", "export", "serve")
@@ -61,9 +61,18 @@ class Lineage:
     asked: Parallel = field(default_factory=Parallel)
     """The layout as the recipe told it, before the planner chose."""
 
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The steps of this recipe's life: another framework's ends with its training, a benchmark is only that."""
+        return steps_of(self.recipe)
+
+    def made_from(self, step: str) -> Mapping[str, str]:
+        """The steps whose results a step reads, by the names of its inputs."""
+        return {name: source for name, source in MADE_FROM[step].items() if source in self.steps}
+
     def inputs(self, step: str) -> dict[str, Place]:
         """The places that a step reads."""
-        read = {name: self.places[source] for name, source in MADE_FROM[step].items()}
+        read = {name: self.places[source] for name, source in self.made_from(step).items()}
         if self.ancestor and step == "preprocess":
             read["tokenizer"] = self.ancestor.dataset
         if self.ancestor and (step == "train" or (step in ("score", "export") and self.recipe.train.lora_rank)):
@@ -71,7 +80,9 @@ class Lineage:
         return read
 
     def manifest(self, step: str) -> Manifest | None:
-        """The manifest of a step's result, None if it is not done."""
+        """The manifest of a step's result, None if it is not done; raises `Refused` if the recipe has no such step."""
+        if step not in self.places:
+            raise Refused(not_ours(self.recipe, step))
         return read_manifest(self.store, self.places[step])
 
     def done(self, step: str) -> Manifest:
@@ -94,7 +105,25 @@ class Lineage:
 
     def unfinished(self) -> list[str]:
         """The steps without a result, in order."""
-        return [step for step in STEPS if self.manifest(step) is None]
+        return [step for step in self.steps if self.manifest(step) is None]
+
+
+def steps_of(recipe: Recipe) -> tuple[str, ...]:
+    """The steps of a recipe's life, in order."""
+    if not reads_dataset(recipe.case.framework, recipe.case.program):
+        return ("train",)
+    return STEPS if recipe.case.framework == "castra" else ("preprocess", "train")
+
+
+def not_ours(recipe: Recipe, step: str) -> str:
+    """Why there is no such step in the life of another framework's recipe."""
+    if step == "preprocess":
+        what = " ".join(filter(None, (recipe.case.framework, recipe.case.program)))
+        return f"{recipe.name} runs {what}, which reads no dataset of ours: there is nothing to preprocess"
+    return (
+        f"{recipe.name} is trained by {recipe.case.framework}, and score, export and serve are of Castra's own "
+        "checkpoints: use the framework's own tools on what it saved"
+    )
 
 
 @functools.lru_cache(maxsize=8)
@@ -106,13 +135,12 @@ def trace(recipe: Recipe, ancestor: Ancestor | None = None) -> Lineage:
     """
     check_launchable(recipe)
     store = open_store(recipe.store)
-    chosen = plan_of(recipe).best.layout
-    resolved = recipe.model_copy(update={"parallel": recipe.parallel.model_copy(update=settled(chosen))})
-    facts: dict[str, dict[str, Any]] = {
-        "preprocess": _source(recipe.data, inherits=ancestor is not None),
-        "train": {"world_size": chosen.world_size},
-    }
-    return _named(Lineage(resolved, store, {}, {}, ancestor, recipe.parallel), STEPS, facts)
+    resolved = resolve(recipe)
+    steps = steps_of(recipe)
+    facts: dict[str, dict[str, Any]] = {"train": {"world_size": recipe.cluster.nodes * processes_per_node(recipe)}}
+    if "preprocess" in steps:
+        facts["preprocess"] = _source(recipe.data, inherits=ancestor is not None)
+    return _named(Lineage(resolved, store, {}, {}, ancestor, recipe.parallel), steps, facts)
 
 
 def _named(lineage: Lineage, steps: Sequence[str], facts: Mapping[str, Mapping[str, Any]]) -> Lineage:

@@ -8,10 +8,13 @@ from dataclasses import replace
 import planner
 from clusters import catalog
 from clusters.base import Refused
+from planner.arguments import settled
 from recipes.cluster import LocalCluster
 from recipes.planned import only_planned
 from recipes.spec import Recipe
 from tasks import learning
+from training import cases
+from training.cases.base import Command
 
 MOST_EMULATED = 8
 """Ranks of an emulated cluster at most: each is a process of this machine that imports torch."""
@@ -49,12 +52,42 @@ def processes_per_node(recipe: Recipe) -> int:
 
 
 def check_launchable(recipe: Recipe) -> None:
-    """Raise `Refused` if a recipe asks for what is planned, and not yet run by Castra's own trainer."""
-    if beyond := only_planned(recipe):
-        raise Refused(
-            f"{recipe.name} has {', '.join(beyond)}, which is planned, not yet run by Castra's own trainer: "
-            "`python -m flows.plan` shows the plan and its arguments"
-        )
+    """Raise `Refused` if a recipe asks for what its program cannot run."""
+    if not (beyond := only_planned(recipe)):
+        return
+    megatron = recipe.parallel.software == "megatron"
+    whose = " or write case.framework: megatron-lm, megatron-deepspeed or nemo, which run it" if megatron else ""
+    raise Refused(
+        f"{recipe.name} has {', '.join(beyond)}, which is planned, not yet run by Castra's own trainer: "
+        f"`python -m flows.plan` shows the plan and its arguments{',' * megatron}{whose}"
+    )
+
+
+def resolve(recipe: Recipe) -> Recipe:
+    """The recipe with the planner's choices in place of `auto`; raises what `plan_of` raises.
+
+    On a machine that nobody has measured, a recipe that leaves nothing open is taken as it is.
+    """
+    try:
+        chosen = plan_of(recipe).best.layout
+    except planner.NoProfile:
+        if "auto" in recipe.parallel.model_dump(exclude={"recompute"}).values():
+            raise
+        return recipe
+    return recipe.model_copy(update={"parallel": recipe.parallel.model_copy(update=settled(chosen))})
+
+
+def command(resolved: Recipe) -> Command | None:
+    """What starts another framework's program for a resolved recipe; None where Castra's own trains.
+
+    Raises `Refused` if the framework cannot carry out the plan.
+    """
+    if resolved.case.framework == "castra":
+        return None
+    try:
+        return cases.command(resolved.model_dump(mode="json"), resolved.cluster.nodes, processes_per_node(resolved))
+    except cases.CaseError as problem:
+        raise Refused(f"{resolved.name}: {problem}") from None
 
 
 def check_emulated(recipe: Recipe) -> None:

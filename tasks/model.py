@@ -2,14 +2,17 @@
 
 import math
 import time
+from dataclasses import replace
 from uuid import UUID
 
 from store.manifest import Manifest, Place
 from tasks import learning, promotion, report
 from tasks.lineage import Lineage, NotDone
-from tasks.machines import machine
+from tasks.machines import command, machine, processes_per_node
 from tasks.step import Program, carry_out
 from tasks.watch import Follower, Metrics
+from training import cases
+from training.cases.base import Command
 
 
 class GateClosed(Exception):
@@ -30,9 +33,14 @@ class LossCurve(Follower):
     def take(self, line: str, bar: report.Bar) -> None:
         """Look at one log line, and redraw the curve now and then."""
         super().take(line, bar)
-        if self.history and time.monotonic() - self._drawn > self.REDRAW_S:
+        if self.trained and time.monotonic() - self._drawn > self.REDRAW_S:
             self._drawn = time.monotonic()
             self._show()
+
+    @property
+    def trained(self) -> list[tuple[int, Metrics]]:
+        """What was told of optimizer steps; a benchmark tells other things."""
+        return [(step, told) for step, told in self.history if {"loss", "tokens_per_second"} <= told.keys()]
 
     def _show(self) -> None:
         markdown = self.markdown()
@@ -45,26 +53,32 @@ class LossCurve(Follower):
         """The picture, with the newest figures in words."""
         from tasks import pictures  # matplotlib costs half a second that a skipped step need not pay
 
-        losses = [(float(step), metrics["loss"]) for step, metrics in self.history]
-        speed = [(float(step), metrics["tokens_per_second"]) for step, metrics in self.history]
-        step, newest = self.history[-1]
+        losses = [(float(step), metrics["loss"]) for step, metrics in self.trained]
+        speed = [(float(step), metrics["tokens_per_second"]) for step, metrics in self.trained]
+        step, newest = self.trained[-1]
         return f"{pictures.loss_curve(losses, speed, self._uniform)}\n\nstep {step}: {_figures(newest)}\n"
 
     def finish(self) -> None:
         """Draw the curve a last time."""
-        if self.history:
+        if self.trained:
             self._show()
 
 
 def _figures(metrics: Metrics) -> str:
+    if not {"loss", "tokens_per_second"} <= metrics.keys():
+        return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in metrics.items())
     return f"loss {metrics['loss']:.3f}, {metrics['tokens_per_second']:,.0f} tokens/s"
 
 
 def train(lineage: Lineage) -> Manifest:
     """Train the model on all nodes, resuming from its checkpoints where there are any."""
-    told = lineage.recipe.train
+    told, theirs = lineage.recipe.train, command(lineage.recipe)
     program = Program("training.run", everywhere=True, timeout_s=int(told.timeout_hours * 3600), attempts=told.attempts)
     follower = LossCurve(lineage.recipe.model.vocab_size)
+    if theirs is not None:
+        return _run_case(lineage, program, theirs, follower)
+    if lineage.recipe.case.program:
+        return _measure(lineage, replace(program, module=cases.MEASUREMENTS))
     learning.begin(lineage)
     try:
         manifest = carry_out(lineage, "train", program, follower)
@@ -72,6 +86,27 @@ def train(lineage: Lineage) -> Manifest:
         follower.finish()
     report.table("training", [_flat(manifest)], f"What training {manifest.key} came to")
     learning.learn(lineage, manifest, machine(lineage.recipe))
+    return manifest
+
+
+def _measure(lineage: Lineage, program: Program) -> Manifest:
+    """Run one of Castra's own measurements; what a calibration takes from them is `flows.validate`'s to say."""
+    manifest = carry_out(lineage, "train", program, Follower("train"))
+    report.table("measured", manifest.facts["rows"], f"What {lineage.recipe.case.program} came to, {manifest.key}")
+    return manifest
+
+
+def _run_case(lineage: Lineage, program: Program, told: Command, follower: LossCurve) -> Manifest:
+    """Run another framework's program; what it measured is its own, and teaches the planner nothing."""
+    recipe, ranks = lineage.recipe, processes_per_node(lineage.recipe)
+    theirs = replace(program, module=cases.MODULE, each=cases.processes(told, ranks))
+    try:
+        manifest = carry_out(lineage, "train", theirs, follower, {cases.RANKS: ranks})
+    finally:
+        follower.finish()
+    report.table("training", [_flat(manifest)], f"What {recipe.case.framework} came to, {manifest.key}")
+    if rows := manifest.facts.get("rows"):
+        report.table("measured", rows, f"What {recipe.case.framework} measured")
     return manifest
 
 
@@ -133,8 +168,10 @@ def export(lineage: Lineage) -> Manifest:
 
 
 def serve(lineage: Lineage) -> Manifest:
-    """Load the export as a stranger would, and let it continue the recipe's prompts."""
-    manifest = carry_out(lineage, "serve", Program("training.export.generate"), Follower("serve"))
+    """Load the export as a stranger would, or as `serve.tp` ranks do, and let it continue the recipe's prompts."""
+    ranks = lineage.recipe.serve.tp
+    program = Program("training.export.generate", each=ranks if ranks > 1 else 0)
+    manifest = carry_out(lineage, "serve", program, Follower("serve"))
     spoken = "\n".join(f"```python\n{sample['prompt']}{sample['text']}\n```\n" for sample in manifest.facts["samples"])
     report.page("samples", spoken, f"What {manifest.key} writes")
     return manifest

@@ -22,7 +22,7 @@ def show(recipe: Recipe) -> str:
     plan, top = answer.plan, answer.question.top
     report.table("plan", _rows(plan.ranked[:top]), "Layouts that fit, best first")
     if plan.alternatives:
-        report.table("plan-megatron", _rows(plan.alternatives[:top]), "Megatron's, planned and not yet run here")
+        report.table("plan-megatron", _rows(plan.alternatives[:top]), "Megatron's (case.framework: megatron-lm)")
     report.table("refused-layouts", _refused(plan), "Layouts that were refused")
     report.table("machines", plan_terminal.machine_rows(answer.candidates, answer.frontier), "The same elsewhere")
     report.page("plan-summary", _page(answer), "The plan in short")
@@ -81,7 +81,7 @@ def _arguments(answer: Answer) -> str:
     lines += [f"```json\n{json.dumps(settled, indent=1)}\n```"] if settled else []
     if other := answer.plan.elsewhere:
         command = told.arguments_json(answer.recipe, other.layout, answer.nodes)["command"]
-        lines.append(f"Megatron's, for {other.layout} (planned, not yet run here):\n\n```sh\n{command}\n```")
+        lines.append(f"Megatron's, for {other.layout} (case.framework: megatron-lm runs it):\n\n```sh\n{command}\n```")
     return "\n\n".join(lines)
 
 

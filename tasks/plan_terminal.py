@@ -32,7 +32,7 @@ def show(one: Answer, picture: str) -> None:
     out = Console(width=None if Console().is_terminal else WIDTH, highlight=False)
     own, others = one.plan.ranked[: one.question.top], one.plan.alternatives[: one.question.top]
     _table(out, f"Layouts that fit, best first ({_counted(one)})", told.rows(own))
-    _table(out, "Megatron's layouts, best first (planned, not yet run by Castra's own trainer)", told.rows(others))
+    _table(out, "Megatron's layouts, best first (case.framework: megatron-lm runs them)", told.rows(others))
     _table(out, "Peak memory of the fullest rank. Unit: GiB", told.memory_rows([*own, *others]))
     _table(out, f"One step of {one.plan.best.layout}", told.phase_rows(one.plan.best))
     _table(out, "Layouts refused", told.refusal_rows(one.plan))

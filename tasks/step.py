@@ -14,7 +14,7 @@ from store.manifest import Manifest, seal
 from tasks import phrases, report
 from tasks.ground import Place, place_of
 from tasks.job import Work, run
-from tasks.lineage import MADE_FROM, Lineage
+from tasks.lineage import Lineage
 from tasks.machines import checkpoint_steps, processes_per_node
 from tasks.policy import PATIENT
 from tasks.watch import Follower
@@ -33,6 +33,8 @@ class Program:
     module: str
     everywhere: bool = False
     """On all nodes with all their ranks, or as one process on each of `nodes`."""
+    each: int = 0
+    """Ranks on each node, where these are not as many as its accelerators (everywhere), or not one."""
     nodes: int = 1
     timeout_s: int = 4 * 3600
     attempts: int = 2
@@ -49,7 +51,7 @@ def carry_out(
         report.say(f"{step}: done already, {found.key}")
         return found
     place = place_of(lineage.recipe)
-    for source in MADE_FROM[step].values():
+    for source in lineage.made_from(step).values():
         lineage.done(source)
     begun = datetime.now(UTC)
     result = run(place, _work(lineage, step, program, told, place), follower)
@@ -76,8 +78,9 @@ def _work(lineage: Lineage, step: str, program: Program, told: Mapping[str, Any]
         attempts=program.attempts,
     )
     if program.everywhere:
-        return replace(work, nodes=recipe.cluster.nodes, processes_per_node=processes_per_node(recipe))
-    return replace(work, nodes=program.nodes, processes_per_node=int(program.nodes > 1))
+        ranks = program.each or processes_per_node(recipe)
+        return replace(work, nodes=recipe.cluster.nodes, processes_per_node=ranks)
+    return replace(work, nodes=program.nodes, processes_per_node=program.each or int(program.nodes > 1))
 
 
 def _spec(lineage: Lineage, step: str, place: Place) -> dict[str, Any]:

@@ -25,6 +25,15 @@ def show(lineage: Lineage, skipped: int) -> str:
     )
 
 
+def foreign(lineage: Lineage) -> str:
+    """The headline of another framework's training, or of what it measured."""
+    recipe, facts = lineage.recipe, lineage.done("train").facts
+    report.table("bill", bill(recipe), "What this run cost, and what it would have cost on AWS")
+    if "loss_first" not in facts:
+        return f"{recipe.name}: {len(facts['rows'])} rows measured by {recipe.case.framework}"
+    return f"{recipe.name}: loss {facts['loss_first']:.2f} to {facts['loss_last']:.2f} by {recipe.case.framework}"
+
+
 def _facts(lineage: Lineage, done: dict[str, Manifest], costs: list[dict[str, str]]) -> dict[str, str]:
     trained, scored, exported = done["train"].facts, done["score"].facts, done["export"].facts
     baselines = ", ".join(f"{name} {value:.3f}" for name, value in sorted(scored["baselines"].items()))

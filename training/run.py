@@ -274,6 +274,7 @@ def _utilisation(job: NodeJob, model: "PreTrainedModel", world: World) -> float 
 def _identity(job: NodeJob, layout: "Layout") -> Identity:
     settings = job.spec["train"]
     adapters = {name: settings[name] for name in ("lora_rank", "lora_alpha", "lora_targets")}
+    adapters |= {"lora_base": settings["lora_base"]} if settings["lora_base"] != "full" else {}
     strategy = f"{job.spec['parallel']['strategy']} ({layout})"
     return Identity(
         settings["seed"], strategy, layout.size, job.spec["model"], adapters if settings["lora_rank"] else None

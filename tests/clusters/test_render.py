@@ -14,6 +14,7 @@ from botocore.validate import ParamValidator
 
 from clusters import render, validators
 from clusters.__main__ import main
+from clusters.base import Refused
 from clusters.kinds import restarts
 from clusters.stacks import architecture
 from recipes import Recipe, convert
@@ -22,6 +23,7 @@ from tests.clusters.gallery import CONTAINER, KINDS, PLAN, recipe, rung
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+SIZES = ("tp", "pp", "vpp", "cp", "ep", "shard", "micro_batch_size")
 
 
 def told(files: dict[str, str], name: str) -> Any:
@@ -92,6 +94,43 @@ def test_the_job_is_the_recipes_training() -> None:
     job = told(render.requests(recipe("batch")), "job.json")
     assert (job["module"], job["nodes"], job["processes_per_node"]) == ("training.run", 2, 8)
     assert job["output"] == "s3://my-models/castra/train"
+
+
+MEGATRON = ROOT / "recipes" / "cases" / "megatron-deepspeed-gpt-103b.yaml"
+SETTLED = ["parallel.ep=1", "parallel.shard=1"]
+
+
+@pytest.mark.parametrize("kind", convert.KINDS)
+def test_another_framework_s_command_and_its_files_are_among_them(kind: str) -> None:
+    one = load(MEGATRON, SETTLED)
+    shown = render.stand_in(one) if kind == "local" else render.as_kind(one, kind)
+    files = render.requests(shown)
+    words = files["case/command.sh"].split()
+    assert words[:2] == ["cd", "/opt/Megatron-DeepSpeed"]
+    assert {"--nnodes=8", "--nproc-per-node=8", "pretrain_gpt.py", "--deepspeed_config"} <= {*words}
+    assert told(files, "case/ds_config.json")["zero_optimization"] == {"stage": 0}
+    job = told(files, "job.json")
+    assert (job["module"], job["processes_per_node"], job["spec"]["ranks_per_node"]) == ("training.cases.run", 8, 8)
+    if kind not in ("local", "slurm"):
+        assert shown.image.container == "nvcr.io/nvidia/pytorch:25.04-py3", "the framework's own, where none is named"
+
+
+def test_an_open_plan_is_left_to_the_plan_and_a_wrong_case_is_refused() -> None:
+    files = render.requests(render.as_kind(load(MEGATRON), "batch"))
+    assert files["case/command.sh"].endswith("python -m flows.train RECIPE --kind batch --render\n")
+    with pytest.raises(Refused, match=r"parallel\.vpp 2 does not go with"):
+        render.requests(render.as_kind(load(MEGATRON, [*SETTLED, "parallel.vpp=2"]), "batch"))
+
+
+def test_what_mpirun_starts_has_one_process_a_node_and_reads_nothing() -> None:
+    one = load(
+        ROOT / "recipes" / "cases" / "nccl-tests.yaml",
+        ["parallel.strategy=ddp", *(f"parallel.{size}=1" for size in SIZES)],
+    )
+    files = render.requests(render.as_kind(one.model_copy(), "eks"))
+    assert "mpirun --np 16 --map-by ppr:8:node build/all_reduce_perf" in files["case/command.sh"]
+    job = told(files, "job.json")
+    assert (job["processes_per_node"], job["inputs"], job["spec"]["ranks_per_node"]) == (1, {}, 8)
 
 
 def test_another_kind_keeps_what_is_shared_and_drops_what_it_cannot_take() -> None:

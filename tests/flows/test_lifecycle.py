@@ -126,6 +126,18 @@ def test_a_model_that_misses_its_gate_is_not_exported(finished: tuple[Camp, str]
     assert open_ledger(user_camp) == []
 
 
+def test_two_ranks_serve_what_one_process_serves(finished: tuple[Camp, str], user_camp: Camp) -> None:
+    alone = facts(finished[0], "serve")
+    shutil.copytree(finished[0].folder / ".castra/store", user_camp.folder / ".castra/store")
+    shutil.rmtree(user_camp.folder / ".castra/store/serve")
+    two = TINY.replace("serve: {", "serve: {tp: 2, ")
+    code, told = user_camp.run("serve", user_camp.recipe(two))
+    assert code == 0, told
+    together = facts(user_camp, "serve")
+    assert (alone["ranks"], together["ranks"]) == (1, 2)
+    assert together["samples"] == alone["samples"]
+
+
 def test_wrong_recipes_are_told_before_anything_is_created(user_camp: Camp) -> None:
     code, told = user_camp.run("lifecycle", user_camp.recipe("name: tiny\ntrain:\n  stepz: 3\n"))
     assert code == 2

@@ -18,6 +18,7 @@ from recipes.weights import parameters
 
 GALLERY = Path(__file__).parents[2] / "recipes"
 FILES = sorted(GALLERY.glob("*.yaml"))
+CASES = sorted((GALLERY / "cases").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -75,6 +76,41 @@ class TestGallery:
 
     def test_the_readme_lists_it(self, file: Path) -> None:
         assert f"]({file.name})" in (GALLERY / "README.md").read_text()
+
+
+@pytest.mark.parametrize("file", CASES, ids=lambda file: file.stem)
+class TestCases:
+    """What all cases have in common; whether they plan, render and run is in tests/training/cases."""
+
+    def test_it_loads_and_is_called_like_its_file(self, file: Path) -> None:
+        assert load(file).name == file.stem
+
+    def test_it_opens_with_the_schema_its_purpose_and_the_command_that_shows_it(self, file: Path) -> None:
+        text = file.read_text()
+        opening = text[: text.index("\nname:")]
+        assert opening.startswith("# yaml-language-server: $schema=../schema.json\n")
+        assert re.search(rf"python -m flows\.train recipes/cases/{file.name} .*--render", opening)
+
+    def test_editors_find_nothing_wrong_with_it(self, file: Path) -> None:
+        written = yaml.safe_load(file.read_text())
+        jsonschema.Draft202012Validator(schema.editor_schema()).validate(written)
+
+    def test_other_yaml_readers_see_the_same(self, file: Path) -> None:
+        assert Recipe.model_validate(yaml.safe_load(file.read_text())) == load(file)
+
+    def test_it_has_a_limit_in_dollars_and_a_shared_store(self, file: Path) -> None:
+        recipe = load(file)
+        assert isinstance(recipe.cluster, AwsCluster)
+        assert recipe.budget.max_usd
+        assert recipe.store.startswith("s3://")
+        assert recipe.image.flavour != "local"
+        assert recipe.train.attempts > 3
+
+    def test_its_miniature_has_a_plan_here(self, file: Path) -> None:
+        small, _ = rehearse(load(file))
+        assert isinstance(small.cluster, LocalCluster)
+        plan(small, local_machine(2, 24), small.cluster.nodes, small.cluster.processes_per_node)
+        assert rehearse(small) == (small, [])
 
 
 def test_the_rehearsal_writes_out_the_defaults() -> None:

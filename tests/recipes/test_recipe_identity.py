@@ -30,6 +30,8 @@ NEEDS: dict[str, dict[str, Any]] = {
     "parallel.offload": {"strategy": "zero3"},
     "parallel.offload_to": {"strategy": "zero3", "offload": "optimizer"},
     "model.sliding_window": {"family": "mistral"},
+    "train.lora_base": {"lora_rank": 4},
+    "case.program": {"framework": "torchtitan"},  # of Castra's own it names a measurement, which reads no data
 }
 """What some fields can be changed only beside."""
 
@@ -39,7 +41,8 @@ def base(kind: str, field: str = "") -> dict[str, Any]:
     told: dict[str, Any] = {
         "model": {"kv_heads": 1} | MIXTURE,
         "cluster": {"kind": kind},
-        "parallel": {"strategy": "fsdp2", "micro_batch_size": 4} | dict.fromkeys(SIZES, 1),
+        "parallel": {"strategy": "ddp" if field == "train.lora_base" else "fsdp2", "micro_batch_size": 4}
+        | dict.fromkeys(SIZES, 1),
         "train": {"rehearse_failure_at": 100},
     }
     section = field.partition(".")[0]

@@ -117,11 +117,18 @@ def test_a_benchmark_reads_no_data(text: Path) -> None:
 
 def test_whose_program_trains_moves_the_result(text: Path) -> None:
     ours = trace(recipe(text, parallel={"strategy": "ddp", "micro_batch_size": 1})).places
-    one, other = (trace(theirs(text, name)).places for name in ("torchtitan", "llm-foundry"))
-    assert ours["preprocess"] == one["preprocess"] == other["preprocess"]
+    one, other = (trace(theirs(text, name)).places for name in ("megatron-lm", "nemo"))
+    assert one["preprocess"] == other["preprocess"]
     assert len({ours["train"], one["train"], other["train"]}) == 3
-    more = {"framework": "torchtitan", "arguments": ["training.seed=1"]}
-    assert trace(theirs(text, "torchtitan").model_copy(update={"case": Case(**more)})).places["train"] != one["train"]
+    more = {"framework": "nemo", "arguments": ["train.global_batch_size=1"]}
+    assert trace(theirs(text, "nemo").model_copy(update={"case": Case(**more)})).places["train"] != other["train"]
+
+
+def test_a_framework_that_reads_the_source_itself_is_trained_anew_when_that_is_another(text: Path) -> None:
+    one, other = (trace(theirs(text, "torchtitan", data={"source": source})) for source in ("/c4", "/other"))
+    assert one.steps == ("train",)
+    assert one.inputs("train") == {}
+    assert one.places["train"] != other.places["train"]
 
 
 def test_megatron_s_plan_is_not_run_by_castra_s_own_program(text: Path) -> None:

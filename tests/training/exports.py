@@ -134,7 +134,8 @@ def columns(shape: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...], tupl
         return
     high, wide = -(-shape[0] // 2), -(-shape[1] // 2)
     for rank, (r, c) in enumerate(((0, 0), (0, wide), (high, 0), (high, wide))):
-        yield rank, (r, c), (min(high, shape[0] - r), min(wide, shape[1] - c))
+        rest = shape[2:]
+        yield rank, (r, c, *(0 for _ in rest)), (min(high, shape[0] - r), min(wide, shape[1] - c), *rest)
 
 
 def write_checkpoint(run: Path, spec: dict[str, Any], made: Any, cut: Cut = whole) -> Path:

@@ -24,10 +24,16 @@ class Kitchen(Forks):
 def _be_a_rank(question: dict[str, Any]) -> NoReturn:
     sys.argv = [question["program"], question["job"]]
     from training import ranks
+    from training.export import generate
     from training.serve import __main__ as server
     from training.serve import batch
 
-    ranks.run({"training.serve.__main__": server.serve, "training.serve.batch": batch.answer_file}[question["program"]])
+    programs = {
+        "training.serve.__main__": server.serve,
+        "training.serve.batch": batch.answer_file,
+        "training.export.generate": generate.generate,
+    }
+    ranks.run(programs[question["program"]])
 
 
 if __name__ == "__main__":

@@ -124,16 +124,25 @@ def result(output: Path) -> dict[str, Any]:
 def _be_a_rank(question: dict[str, Any]) -> NoReturn:
     sys.argv = [question["program"], question["job"]]
     from training import ranks
+    from training.checks.calibrate import calibrate
     from training.checks.network import prove
+    from training.checks.pairs import find
     from training.run import train
 
-    ranks.run({"training.run": train, "training.checks.network": prove}[question["program"]])
+    programs = {
+        "training.run": train,
+        "training.checks.calibrate": calibrate,
+        "training.checks.network": prove,
+        "training.checks.pairs": find,
+    }
+    ranks.run(programs[question["program"]])
 
 
 if __name__ == "__main__":
     os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed  # noqa: F401  # here, so that no forked rank has to
 
+    import training.checks.calibrate
     import training.checks.network
     import training.parallel.zero
     import training.run  # noqa: F401

@@ -3,7 +3,7 @@
 from typing import Any
 
 LENGTH, VOCABULARY = 24, 301
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gpt2")
+FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gpt2")
 
 
 def small(family: str = "llama", **other: Any) -> dict[str, Any]:
@@ -23,4 +23,6 @@ def small(family: str = "llama", **other: Any) -> dict[str, Any]:
     }
     if family == "gpt2":
         shape |= {"kv_heads": 4, "head_dim": None}
+    if family == "mixtral":
+        shape |= {"experts": 4, "topk": 2}
     return shape | other

@@ -18,6 +18,7 @@ from training.export.hf import export
 from training.export.quantize import LOSS_RISE
 from training.job import NodeJob
 from training.process import JobError
+from training.ranks import World
 from training.score import score
 
 pytestmark = [
@@ -361,7 +362,10 @@ def test_a_life_in_processes_of_their_own(corpus: Path, tmp_path: Path) -> None:
 def test_a_prompt_that_does_not_fit_is_told(run: Run, tmp_path: Path, prompt: str, words: str) -> None:
     job = run(serve={"prompts": [prompt]})
     export(job)
+    import torch
+
+    alone = World(0, 1, 0, 0, 1, torch.device("cpu"))
     with pytest.raises(JobError, match=words):
-        generate(NodeJob(job.spec, tmp_path / "speech", {"export": job.output}))
+        generate(NodeJob(job.spec, tmp_path / "speech", {"export": job.output}), alone)
     with pytest.raises(JobError, match=r"there is no exported model in .* run export first"):
-        generate(NodeJob(job.spec, tmp_path / "speech", {"export": tmp_path / "nothing"}))
+        generate(NodeJob(job.spec, tmp_path / "speech", {"export": tmp_path / "nothing"}), alone)

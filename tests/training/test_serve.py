@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
-from transformers import AutoModelForCausalLM, Gemma2Config, GemmaConfig, GPT2Config, LlamaConfig
+from transformers import AutoModelForCausalLM, Gemma2Config, GemmaConfig, GPTNeoXConfig, LlamaConfig
 
 from tests.clusters.yard import wait_until
 from tests.training.forks import Run
@@ -400,8 +400,8 @@ def test_what_cannot_be_served_is_told_in_one_sentence(model: Path, tmp_path: Pa
     three = replace(ALONE, size=3)
     with pytest.raises(JobError, match=r"serve\.tp: 3 ranks do not divide the model's num_attention_heads, num_key"):
         load(model, three)
-    GPT2Config(n_embd=32, n_layer=1, n_head=2).save_pretrained(tmp_path)
-    with pytest.raises(JobError, match=r"serve\.tp: gpt2 has no layers that we know how to cut"):
+    GPTNeoXConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2).save_pretrained(tmp_path)
+    with pytest.raises(JobError, match=r"serve\.tp: gpt_neox has no layers that we know how to cut"):
         load(tmp_path, replace(ALONE, size=2))
     (tmp_path / "config.json").write_text('{"model_type": "unheard-of"}')
     with pytest.raises(JobError, match=r"config\.json is no model that transformers knows"):

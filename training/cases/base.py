@@ -24,7 +24,7 @@ class Upstream:
     folder: str
     """Where it lies in its container."""
     container: str = ""
-    """An image that brings it, with its tag; empty where nobody publishes one."""
+    """An image that brings it, or all it needs, with its tag; empty where nobody publishes one."""
     package: str = ""
     """As pip installs it, `name==version`; empty where it is not on PyPI."""
 
@@ -42,14 +42,15 @@ class Paths:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What starts a framework's program on every rank, or once on every node."""
+    """What starts a framework's program on every rank, once on every node, or on all ranks by MPI."""
 
     argv: tuple[str, ...]
-    """A Python script or `-m module` first (`per` rank: torchrun starts it), or a program of the node's own."""
+    """A Python script or `-m module` first, which this Python runs, or a program of the node's own."""
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     """Files it reads, below the job's output: name → content."""
-    per: Literal["rank", "node"] = "rank"
+    per: Literal["rank", "node", "mpi"] = "rank"
+    """rank: torchrun starts it; node: once on each; mpi: mpirun starts it on every rank, see `training.cases.mpi`."""
 
 
 class Launcher(Protocol):
@@ -64,4 +65,7 @@ class Launcher(Protocol):
         """
 
     def measure(self, line: str) -> dict[str, float] | None:
-        """What a line of its log says: step, and of loss, seconds, tokens_per_second, tflops, gbps what there is."""
+        """What a line of its log says: step, and of loss, seconds, tokens_per_second, tflops, gbps what there is.
+
+        Figures without a step are the next row of a measurement.
+        """

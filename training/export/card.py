@@ -48,12 +48,16 @@ def _architecture(spec: dict[str, Any], facts: dict[str, Any], export: dict[str,
     return {
         "parameters": f"{export['parameters']:,}",
         "architecture": f"{model['family']}, {model['layers']} layers, width {model['hidden_size']}, "
-        f"{model['heads']} heads ({model['kv_heads']} key/value), MLP {model['ffn_size']}",
+        f"{model['heads']} heads ({model['kv_heads']} key/value), MLP {model['ffn_size']}{_routed(model)}",
         "vocabulary": f"{model['vocab_size']:,}, of which the tokenizer uses {facts['vocab_size']:,}",
         "embeddings": "tied" if model["tie_embeddings"] else "separate",
         "context": f"{facts['sequence_length']:,} tokens",
         "weights": f"{export['dtype']}, {export['bytes'] / 1e6:,.1f} MB, SHA-256 `{export['weights_sha256']}`",
     }
+
+
+def _routed(model: dict[str, Any]) -> str:
+    return f", {model['experts']} experts of which a token visits {model['topk']}" if model.get("experts") else ""
 
 
 def _data(spec: dict[str, Any], facts: dict[str, Any]) -> str:
@@ -86,7 +90,8 @@ def _training(spec: dict[str, Any], run: dict[str, Any]) -> dict[str, str]:
         "seed": str(train["seed"]),
     }
     if train.get("lora_rank"):
-        rows["adapters"] = f"LoRA of rank {train['lora_rank']}, alpha {train['lora_alpha']:g}; all else frozen"
+        base = ", in 4 bits (NF4), to which the exported weights are rounded" if train.get("lora_base") == "nf4" else ""
+        rows["adapters"] = f"LoRA of rank {train['lora_rank']}, alpha {train['lora_alpha']:g}; all else frozen{base}"
     told = {"tokens": "{:,}", "loss_first": "{:.4f} nats per token", "loss_last": "{:.4f} nats per token"}
     return rows | {key.replace("_", " "): form.format(run[key]) for key, form in told.items() if key in run}
 

@@ -1,37 +1,38 @@
 """Let an exported model speak: load the folder as any user would, and continue each prompt greedily.
 
 python -m training.export.generate job.json
+torchrun --nproc-per-node 2 -m training.export.generate job.json      # each rank with a part of every layer
 """
 
 from typing import Any
 
-from training.alone import alone
 from training.job import NodeJob, progress, say
 from training.process import JobError
+from training.ranks import World, run
 
 
-def generate(job: NodeJob) -> None:
-    """Write result.json with {"samples": [{"prompt", "text"}]}, where text is what follows the prompt.
+def generate(job: NodeJob, world: World) -> None:
+    """Write result.json with {"samples": [{"prompt", "text"}], "ranks"}, where text is what follows the prompt.
 
     Raises JobError when the folder does not load, or when the model has nothing to say to a prompt.
     """
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
     from transformers.utils import logging
+
+    from training.serve.weights import load
 
     logging.disable_progress_bar()
     folder, asked = job.inputs["export"] / "hf", job.spec["serve"]
-    if not (folder / "config.json").is_file():
-        raise JobError(f"there is no exported model in {folder}; run export first")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = load(folder, world)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True).to(device).eval()
     samples = []
     for done, prompt in enumerate(asked["prompts"], 1):
         samples.append({"prompt": prompt, "text": continued(model, tokenizer, prompt, asked["max_new_tokens"])})
-        progress(done, len(asked["prompts"]), "prompt continued")
-        say("sample", **samples[-1])
-    job.finish({"samples": samples})
+        if world.rank == 0:
+            progress(done, len(asked["prompts"]), "prompt continued")
+            say("sample", **samples[-1])
+    if world.rank == 0:
+        job.finish({"samples": samples, "ranks": world.size})
 
 
 def continued(model: Any, tokenizer: Any, prompt: str, max_new_tokens: int) -> str:
@@ -61,4 +62,4 @@ def continued(model: Any, tokenizer: Any, prompt: str, max_new_tokens: int) -> s
 
 
 if __name__ == "__main__":
-    alone(generate)
+    run(generate)

@@ -80,17 +80,19 @@ def weights_of(job: NodeJob, network: "PreTrainedModel") -> Iterator[tuple[Sourc
     The second source has the adapters, None where they are added or there are none. Raises JobError when the newest
     checkpoint is of another model.
     """
-    from training.model.anatomy import named_weights
+    from training.model.experts import stored_weights
 
     checkpoint = newest(job)
     agree(job, checkpoint)
-    shapes = {name: tuple(weight.shape) for name, weight in named_weights(network)}
+    shapes = {name: tuple(weight.shape) for name, weight in stored_weights(network)}
     own = Own(checkpoint)
     try:
         source: Source = own
         absent = [name for name in shapes if name not in own.tensors]
         if absent and lora.adapted(own):
             source = _over_base(job, network, own, absent)
+            if job.spec["train"].get("lora_base") == "nf4":
+                source = lora.Rounded(source, [f"{stem}.weight" for stem in lora.adapted(own)])
         for name, shape in shapes.items():
             if name not in source.tensors or source.tensors[name].shape != shape:
                 found = list(source.tensors[name].shape) if name in source.tensors else "absent"
@@ -110,9 +112,9 @@ def write_weights(
     source: Source, network: "PreTrainedModel", dtype: str, max_shard_mb: int, folder: Path
 ) -> dict[str, stream.Target]:
     """Write a network's weights, tied ones once, in files of at most max_shard_mb; returns what was written."""
-    from training.model.anatomy import named_weights
+    from training.model.experts import stored_weights
 
-    targets = stream.targets(source, [name for name, _ in named_weights(network)], dtype)
+    targets = stream.targets(source, [name for name, _ in stored_weights(network)], dtype)
     files = stream.shards(targets, max_shard_mb)
     for stale in set(folder.glob("*.safetensors")) - {folder / file.name for file in files}:
         stale.unlink()
@@ -136,7 +138,7 @@ def write_config(network: "PreTrainedModel", eos_id: int, dtype: str, folder: Pa
 
 def _plan(job: NodeJob) -> dict[str, Any]:
     """Return what of a recipe decides the bytes of the weights."""
-    train = {name: job.spec["train"].get(name) for name in ("lora_rank", "lora_alpha", "seed")}
+    train = {name: job.spec["train"].get(name) for name in ("lora_rank", "lora_alpha", "lora_base", "seed")}
     asked = {name: job.spec["export"].get(name) for name in ("dtype", "max_shard_mb", "merge_lora", "quantize")}
     return {"model": job.spec["model"], "export": asked, "train": train}
 
@@ -156,11 +158,11 @@ def _drawn(job: NodeJob, network: "PreTrainedModel") -> dict[str, Any]:
     import torch
 
     from training.model import allocate, materialise
-    from training.model.anatomy import named_weights
+    from training.model.experts import stored_weights
 
     allocate(network, torch.device("cpu"))
     materialise(network, job.spec["train"]["seed"])
-    return {name: weight.detach().numpy() for name, weight in named_weights(network)}
+    return {name: weight.detach().numpy() for name, weight in stored_weights(network)}
 
 
 def _weights(
@@ -234,13 +236,13 @@ def _loss(job: NodeJob, facts: dict[str, Any], folder: Path) -> float:
     import torch
 
     from training.model import allocate
-    from training.model.anatomy import named_weights
+    from training.model.experts import stored_weights
 
     network = skeleton_of(job, facts)
     allocate(network, torch.device("cpu"))
     source = open_source(folder)
     with torch.no_grad():
-        for name, weight in named_weights(network):
+        for name, weight in stored_weights(network):
             whole = converter(name, source.tensors[name].dtype, "F32")(tensor(source, name))
             weight.copy_(torch.from_numpy(whole))
     held_out = choose(job.inputs["dataset"], facts, JUDGED)

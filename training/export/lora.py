@@ -4,7 +4,9 @@ An adapter of "x.weight" is "x.lora_A.weight" [rank, in] and "x.lora_B.weight" [
 (alpha / rank) B A to a weight [out, in], its transpose to GPT-2's [in, out] (Hu et al., "LoRA", 2021, section 4.1).
 """
 
+import threading
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -75,6 +77,43 @@ class Merged:
                 f"{list(weight.shape)}; it is another model's"
             )
         return down, up, alpha / len(down)
+
+
+class Rounded:
+    """A source some of whose weights were kept in 4 bits: they are read as training had them, in fp32.
+
+    What is exported beside or with the adapters is so what they learned beside; added to the unrounded weights they
+    would make another model, which nobody scored.
+    """
+
+    def __init__(self, source: Source, names: Sequence[str]) -> None:
+        """Round the named weights when they are read, each as a whole."""
+        self._source, self._names = source, set(names)
+        self.tied = source.tied
+        self.tensors = {
+            name: Stored("F32", stored.shape, ()) if name in self._names else stored
+            for name, stored in source.tensors.items()
+        }
+        self._lock = threading.Lock()
+        self._whole = lru_cache(maxsize=2)(self._rounded)  # threads read one tensor, or two neighbours
+
+    def read(self, name: str, first: int, out: Array) -> None:
+        if name not in self._names:
+            self._source.read(name, first, out)
+            return
+        with self._lock:
+            whole = self._whole(name)
+        out[:] = whole[first : first + len(out)]
+
+    def files(self) -> Sequence[Path]:
+        return self._source.files()
+
+    def _rounded(self, name: str) -> Array:
+        import torch
+
+        from training.model.nf4 import rounded
+
+        return rounded(torch.from_numpy(_fp32(self._source, name))).reshape(-1).numpy()
 
 
 def write_adapter(source: Source, train: dict[str, Any], dtype: str, base: str, folder: Path) -> int:

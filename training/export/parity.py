@@ -100,7 +100,8 @@ def largest(ours: "Tensor", theirs: "Tensor") -> float:
 def weights_sha256(folder: Path) -> str:
     """Return the SHA-256 of a folder's weights as training.model.weights_sha256 computes it of a model's.
 
-    Over name, torch's type, shape and bytes of every tensor, by name: of an fp32 export it equals the training run's.
+    Over name, torch's type, shape and bytes of every tensor, by name: of an fp32 export it equals the training run's,
+    but where there are routed experts, whose matrices the folder has apart.
     """
     source, digest = safetensors(folder), hashlib.sha256()
     names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "I64": "int64"}
@@ -187,8 +188,8 @@ def prove_adapter(model: "PreTrainedModel", file: Path, dtype: str) -> None:
 
 
 def _weights(model: "PreTrainedModel") -> Iterator[tuple[str, "Tensor"]]:
-    from training.model.anatomy import named_weights
+    from training.model.experts import stored_weights
 
-    for name, weight in named_weights(model):
+    for name, weight in stored_weights(model):
         if ".lora_" not in name:
             yield name, weight

@@ -1,4 +1,4 @@
-"""The network and its objective, for every layout: seven families, one attention, sliced loss, stages, adapters.
+"""The network and its objective, for every layout: eight families, one attention, sliced loss, stages, adapters.
 
 A trainer takes four steps, the same for one process and for a thousand:
 
@@ -21,7 +21,7 @@ from training.model.attention import Context
 from training.model.families import build, skeleton
 from training.model.flops import PEAK_FLOPS, flops_per_token, peak_flops
 from training.model.initial import allocate, box_of, materialise, weights_sha256
-from training.model.lora import add_adapters
+from training.model.lora import add_adapters, materialise_in_4_bits, round_to_4_bits
 from training.model.loss import LOGITS_AT_ONCE, summed_cross_entropy
 from training.model.objective import NextTokenLoss
 from training.model.pretrained import start_from
@@ -41,8 +41,10 @@ __all__ = [
     "compile_blocks",
     "flops_per_token",
     "materialise",
+    "materialise_in_4_bits",
     "named_weights",
     "peak_flops",
+    "round_to_4_bits",
     "skeleton",
     "start_from",
     "summed_cross_entropy",

@@ -1,4 +1,4 @@
-"""The networks that can be trained: seven decoder families of transformers, from a recipe or a pretrained folder."""
+"""The networks that can be trained: eight decoder families of transformers, from a recipe or a pretrained folder."""
 
 import math
 from pathlib import Path
@@ -11,6 +11,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from training.model.anatomy import Anatomy, ffn_size, head_dim, window_of
 from training.model.attention import NAME
+from training.model.experts import BALANCE, route
 from training.model.initial import allocate, materialise
 from training.model.pretrained import Pretrained
 from training.process import JobError
@@ -59,6 +60,8 @@ def skeleton(model: dict[str, Any], sequence_length: int, folder: Path | None = 
     with torch.device("meta"):
         network: PreTrainedModel = AutoModelForCausalLM.from_config(config, **how)
     _make_buffers(network)
+    if network.config.model_type == "mixtral":
+        route(network)
     if pretrained is not None:
         pretrained.compare(network)
     return network
@@ -86,15 +89,17 @@ def _from_recipe(model: dict[str, Any], sequence_length: int) -> PretrainedConfi
     settings |= {theirs: model[ours] for ours, theirs in NAMES.items()}
     settings["head_dim"] = model.get("head_dim") or model["hidden_size"] // model["heads"]
     settings["rope_parameters"] = {"rope_type": "default", "rope_theta": model["rope_theta"]}
-    return CONFIG_MAPPING[family](**settings, **_own_settings(family, model, settings["head_dim"]))
+    return CONFIG_MAPPING[family](**settings | _own_settings(family, model, settings["head_dim"]))
 
 
 def _refuse_planned(model: dict[str, Any]) -> None:
-    planned = [f"model.{name}" for name in ("mla", "experts") if model.get(name)]
-    if not model.get("gated", True) and model.get("family") != "gpt2":
+    family = model.get("family", "llama")
+    fields = ("mla", "shared_experts", "dense_layers", *(("experts",) if family != "mixtral" else ()))
+    planned = [f"model.{name}" for name in fields if model.get(name)]
+    if not model.get("gated", True) and family != "gpt2":
         planned.append("model.gated: false")
     if planned:
-        raise JobError(f"{' and '.join(planned)} can be planned and not trained here; train a dense, gated network")
+        raise JobError(f"{' and '.join(planned)} can be planned and not trained here; train a gated network without")
 
 
 def _own_settings(family: str, model: dict[str, Any], width: int) -> dict[str, Any]:
@@ -102,6 +107,10 @@ def _own_settings(family: str, model: dict[str, Any], width: int) -> dict[str, A
     window = model.get("sliding_window")
     if family == "mistral":
         return {"sliding_window": window}
+    if family == "mixtral":
+        told = {"num_local_experts": model["experts"], "num_experts_per_tok": model["topk"]}
+        ffn = model.get("expert_ffn") or model["ffn_size"]
+        return told | {"intermediate_size": ffn, "router_aux_loss_coef": BALANCE, "sliding_window": None}
     if family == "gemma2":
         every_layer_sees_all = {"layer_types": ["full_attention"] * model["layers"]}
         return {"query_pre_attn_scalar": width} | ({"sliding_window": window} if window else every_layer_sees_all)
@@ -119,6 +128,7 @@ def _from_folder(model: dict[str, Any], pretrained: Pretrained) -> PretrainedCon
     theirs = _as_recipe(config)
     ours = {name: model.get(name, value) for name, value in theirs.items()}
     ours["head_dim"] = ours["head_dim"] or model["hidden_size"] // model["heads"]
+    ours["ffn_size"] = model.get("expert_ffn") or model["ffn_size"]
     wrong = [f"{name} is {theirs[name]} there and {ours[name]} here" for name in theirs if theirs[name] != ours[name]]
     if wrong:
         raise JobError(f"{pretrained.folder} is another model than the recipe's: {'; '.join(wrong)}")
@@ -132,6 +142,8 @@ def _as_recipe(config: PretrainedConfig) -> dict[str, Any]:
     if config.model_type == "gpt2":
         return told | {"kv_heads": config.num_attention_heads}
     told["rope_theta"] = config.rope_parameters["rope_theta"]
+    if config.model_type == "mixtral":
+        told |= {"experts": config.num_local_experts, "topk": config.num_experts_per_tok}
     if config.model_type in ("mistral", "gemma2"):
         windows = [window_of(config, layer) for layer in range(config.num_hidden_layers)]
         told["sliding_window"] = next((window for window in windows if window), None)

@@ -6,6 +6,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from training.model.anatomy import Anatomy, head_dim, named_weights, window_of
+from training.model.experts import active_share
 
 PEAK_FLOPS: Final = {"A100": 312e12, "H100 80GB HBM3": 989e12, "H200": 989e12, "B200": 2250e12}
 """Dense bf16 operations per second by a part of the device's name (NVIDIA data sheets, without sparsity)."""
@@ -16,12 +17,15 @@ def flops_per_token(model: PreTrainedModel, sequence_length: int) -> float:
 
     Chowdhery et al., "PaLM" (2022), appendix B, which counts a causal layer's look back as the whole length; a sliding
     window counts as its own. N counts the output embedding but not an input table, which multiplies nothing. A frozen
-    weight costs 4: forward, and backward to its input; its own gradient is not made (Hu et al., "LoRA", 2021). What
-    activation checkpointing makes again is not counted.
+    weight costs 4: forward, and backward to its input; its own gradient is not made (Hu et al., "LoRA", 2021). Of
+    routed experts those count that a token visits. What activation checkpointing makes again does not.
     """
     config = model.config
     tables, layers = _tables(config), range(config.num_hidden_layers)
-    costs = {name: (6 if weight.requires_grad else 4) * weight.numel() for name, weight in named_weights(model)}
+    costs = {
+        name: (6 if weight.requires_grad else 4) * weight.numel() * active_share(config, name)
+        for name, weight in named_weights(model)
+    }
     weights = sum(cost for name, cost in costs.items() if name not in tables)
     seen = sum(min(window_of(config, layer) or sequence_length, sequence_length) for layer in layers)
     return float(weights + 12 * config.num_attention_heads * head_dim(config) * seen)

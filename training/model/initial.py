@@ -52,11 +52,23 @@ def materialise(
     """
     pretrained = None if folder is None else Pretrained(folder)
     for name, weight in named_weights(network):
-        part, box = (pick or box_of)(weight)
-        if pretrained is not None and pretrained.has(name):
-            part.copy_(pretrained.read(name, box))
-        else:
-            _draw(part, box, name, tuple(weight.shape), law(name, tuple(weight.shape), network.config), seed)
+        fill((pick or box_of)(weight), name, tuple(weight.shape), network.config, seed, pretrained)
+
+
+def fill(
+    place: tuple[Tensor, Box],
+    name: str,
+    shape: tuple[int, ...],
+    config: PretrainedConfig,
+    seed: int,
+    pretrained: Pretrained | None,
+) -> None:
+    """Fill this rank's part, and box, of a weight: from the folder where that has it, else drawn."""
+    part, box = place
+    if pretrained is not None and pretrained.has(name, shape):
+        part.copy_(pretrained.read(name, box, shape))
+    else:
+        _draw(part, box, name, shape, law(name, shape, config), seed)
 
 
 def box_of(weight: Tensor) -> tuple[Tensor, Box]:
@@ -86,8 +98,12 @@ def law(name: str, shape: tuple[int, ...], config: PretrainedConfig) -> tuple[st
 
 
 def _draw(part: Tensor, box: Box, name: str, shape: tuple[int, ...], how: tuple[str, float], seed: int) -> None:
-    """Fill `part`, the `box` of a tensor of this shape."""
+    """Fill `part`, the `box` of a tensor of this shape; the matrices of experts one by one."""
     kind, size = how
+    if len(shape) > 2:
+        for one, matrix in zip(range(box[0].start, box[0].stop), part, strict=True):
+            _draw(matrix, box[1:], f"{name}[{one}]", shape[1:], how, seed)
+        return
     if kind == "constant":
         part.fill_(size)
         return

@@ -1,6 +1,7 @@
-"""Low-rank adapters beside frozen weights (Hu et al., "LoRA", 2021), by the names PEFT gives them."""
+"""Low-rank adapters beside frozen weights, or weights in 4 bits (Hu et al., "LoRA", 2021), by PEFT's names."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +9,9 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from training.model.initial import allocate, box_of, fill, materialise
+from training.model.nf4 import Nf4, rounded
+from training.model.pretrained import Pretrained
 from training.process import JobError
 
 
@@ -18,6 +22,8 @@ class Adapted(nn.Module):
         """Take over weight and bias of a layer; a Conv1D (GPT-2) stores its weight [columns, rows]."""
         super().__init__()
         self.weight, self.bias, self.scale = layer.weight, layer.bias, scale
+        self.base: Nf4 | None = None
+        """What is there in place of a weight that is kept in 4 bits."""
         self.transposed = isinstance(layer, Conv1D)
         columns, rows = layer.weight.shape if self.transposed else layer.weight.shape[::-1]
         self.lora_A = nn.Linear(columns, rank, bias=False, device=layer.weight.device)
@@ -25,7 +31,11 @@ class Adapted(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map [..., columns] to [..., rows]."""
-        straight = functional.linear(inputs, self.weight.T if self.transposed else self.weight, self.bias)
+        straight: Tensor
+        if self.base is not None:
+            straight = self.base(inputs, self.bias, transposed=self.transposed)
+        else:
+            straight = functional.linear(inputs, self.weight.T if self.transposed else self.weight, self.bias)
         detour: Tensor = self.lora_B(self.lora_A(inputs))
         return straight + self.scale * detour
 
@@ -55,3 +65,37 @@ def add_adapters(
     for name, layer in found.items():
         owner, _, own = name.rpartition(".")
         setattr(model.get_submodule(owner), own, Adapted(layer, rank, alpha / rank))
+
+
+def materialise_in_4_bits(
+    module: nn.Module, network: PreTrainedModel, seed: int, folder: Path | None, device: torch.device
+) -> None:
+    """Give a `network` with adapters, part of a `module`, memory on `device` and its first values.
+
+    As `allocate` and `materialise`, but the weights beside adapters are kept in 4 bits (Dettmers et al., "QLoRA",
+    2023); of these only one is whole at a time, on the CPU.
+    """
+    shapes = {}
+    for name, layer in _adapted(network):
+        shapes[name] = tuple(layer.weight.shape)
+        layer.register_parameter("weight", None)
+    allocate(module, device)
+    materialise(network, seed, folder)
+    pretrained = None if folder is None else Pretrained(folder)
+    for name, layer in _adapted(network):
+        whole = torch.empty(shapes[name])
+        fill(box_of(whole), f"{name}.weight", shapes[name], network.config, seed, pretrained)
+        base = Nf4(shapes[name])
+        base.keep(whole)
+        layer.base = base.to(device)
+
+
+@torch.no_grad()
+def round_to_4_bits(network: PreTrainedModel) -> None:
+    """Round the weights beside adapters, in full precision, to what they are in 4 bits."""
+    for _, layer in _adapted(network):
+        layer.weight.copy_(rounded(layer.weight))
+
+
+def _adapted(network: PreTrainedModel) -> Iterator[tuple[str, Adapted]]:
+    yield from ((name, layer) for name, layer in network.named_modules() if isinstance(layer, Adapted))

@@ -15,7 +15,10 @@ from training.model.stages import keep_stage
 
 
 class NextTokenLoss(nn.Module):
-    """Cross entropy of every next token, summed over the trained targets (nats)."""
+    """Cross entropy of every next token, summed over the trained targets (nats).
+
+    With routed experts, and while gradients are made, their balance is added: see `training.model.experts`.
+    """
 
     def __init__(self, model: PreTrainedModel, index: int = 0, count: int = 1) -> None:
         """Take a network, or of its decoder blocks only the `index`-th of `count` equal parts, dropping the rest."""
@@ -65,14 +68,19 @@ class NextTokenLoss(nn.Module):
         """
         with torch.autocast(tokens.device.type, self.autocast or torch.bfloat16, enabled=self.autocast is not None):
             context = Context(tokens.shape[1] - 1, documents, self.cp)
-            hidden = self._through(tokens, context, hidden)
+            hidden, balances = self._through(tokens, context, hidden)
             if not self.last:
                 return hidden
             targets = tokens[:, 1:] if mask is None else tokens[:, 1:].masked_fill(~mask, UNTRAINED)
-            return self._loss(self._part("norm")(hidden), context.mine(targets))
+            loss = self._loss(self._part("norm")(hidden), context.mine(targets))
+            if not balances or not torch.is_grad_enabled():  # what is only measured is cross entropy alone
+                return loss
+            weight = self.model.config.router_aux_loss_coef * (targets != UNTRAINED).sum(1)
+            uneven: Tensor = (torch.stack(balances).mean(0) * weight).sum()
+            return loss + uneven
 
-    def _through(self, tokens: Tensor, context: Context, hidden: Tensor | None) -> Tensor:
-        """Return the hidden states behind the blocks of this stage."""
+    def _through(self, tokens: Tensor, context: Context, hidden: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+        """Return the hidden states behind the blocks of this stage, and the balance of those with experts."""
         positions = context.positions(tokens.device)
         if hidden is None:
             hidden = self._part("embedding")(context.mine(tokens[:, :-1]))
@@ -82,9 +90,13 @@ class NextTokenLoss(nn.Module):
         turned = None if rotary is None else rotary(hidden, positions)
         config = self.model.config
         context.prepare((window_of(config, layer) for layer in range(config.num_hidden_layers)), tokens.device)
+        balances = []
         for block in self.blocks:
             hidden = block(hidden, position_embeddings=turned, context=context)
-        return hidden
+            if isinstance(hidden, tuple):
+                hidden, balance = hidden
+                balances.append(balance)
+        return hidden, balances
 
     def _loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         weight = self.model.lm_head.weight

@@ -1,6 +1,7 @@
 """The weights of a Hugging Face folder: compared with the network by their headers, then read box by box."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
+from training.experts import Part, on_disk
 from training.model.anatomy import Anatomy, named_weights
 from training.process import JobError
 
@@ -46,16 +48,26 @@ class Pretrained:
             why = str(problem).partition("\n")[0]
             raise JobError(f"{self.folder}/config.json is no configuration of a model: {why}") from problem
 
-    def has(self, name: str) -> bool:
-        """Whether the folder holds this weight."""
-        return self._stored(name) is not None
+    def has(self, name: str, shape: Sequence[int]) -> bool:
+        """Whether the folder holds this weight of a network, or of routed experts the matrices."""
+        return all(self._stored(theirs) is not None for theirs in self._parts(name, shape))
 
-    def read(self, name: str, box: Box) -> Tensor:
-        """Return a part of a weight in the type it is stored in; only that part is in memory. KeyError without it."""
-        stored = self._stored(name)
-        if stored is None:
-            raise KeyError(name)
-        return torch.as_tensor(self._files[stored].get_slice(stored)[box])
+    def read(self, name: str, box: Box, shape: Sequence[int]) -> Tensor:
+        """Return a part of a weight of this shape, in the type it is stored in; only that part is in memory.
+
+        KeyError without it.
+        """
+        parts = self._parts(name, shape)
+        if list(parts.values()) == [None]:
+            return self._cut(next(iter(parts)), box)
+        experts: dict[int, list[Tensor]] = {one: [] for one in range(box[0].start, box[0].stop)}
+        for theirs, part in parts.items():
+            assert part is not None
+            expert, first, last = part
+            begin, end = max(first, box[1].start), min(last, box[1].stop)
+            if expert in experts and begin < end:
+                experts[expert].append(self._cut(theirs, (slice(begin - first, end - first), *box[2:])))
+        return torch.stack([torch.cat(matrices) for matrices in experts.values()])
 
     def compare(self, network: PreTrainedModel) -> None:
         """Raise JobError when the folder lacks a weight of the whole network, has another one, or other shapes."""
@@ -64,20 +76,35 @@ class Pretrained:
         for name, weight in named_weights(network):
             if ".lora_" in name:
                 continue
-            stored = self._stored(name)
-            if stored is None:
-                raise JobError(
-                    f"the weights in {self.folder} lack {name}; they are of another architecture than the recipe"
-                )
-            theirs, ours = self._files[stored].get_slice(stored).get_shape(), list(weight.shape)
-            if theirs != ours:
-                raise JobError(f"{name} is {theirs} in {self.folder} and {ours} in the recipe; make them equal")
-            left.discard(name.removeprefix(f"{trunk}."))
+            for theirs, part in self._parts(name, weight.shape).items():
+                shape = list(weight.shape) if part is None else [part[2] - part[1], *weight.shape[2:]]
+                self._agree(theirs, shape)
+                left.discard(theirs.removeprefix(f"{trunk}."))
         if left:
             raise JobError(
                 f"the weights in {self.folder} have {min(left)}, which the recipe's {network.config.model_type} lacks; "
                 "they are of another architecture"
             )
+
+    def _agree(self, name: str, ours: list[int]) -> None:
+        stored = self._stored(name)
+        if stored is None:
+            raise JobError(
+                f"the weights in {self.folder} lack {name}; they are of another architecture than the recipe"
+            )
+        theirs = self._files[stored].get_slice(stored).get_shape()
+        if theirs != ours:
+            raise JobError(f"{name} is {theirs} in {self.folder} and {ours} in the recipe; make them equal")
+
+    def _cut(self, name: str, box: Box) -> Tensor:
+        stored = self._stored(name)
+        if stored is None:
+            raise KeyError(name)
+        return torch.as_tensor(self._files[stored].get_slice(stored)[box])
+
+    def _parts(self, name: str, shape: Sequence[int]) -> Mapping[str, Part | None]:
+        """Return what the folder calls a weight, or its parts: as the network does, or as published."""
+        return {name: None} if self._stored(name) is not None else on_disk(name, shape)
 
     def _stored(self, name: str) -> str | None:
         """Return what the folder calls a weight: its name, or that without the trunk (a bare trunk was saved)."""
@@ -90,4 +117,4 @@ def start_from(network: PreTrainedModel, folder: Path) -> None:
     pretrained.compare(network)
     with torch.no_grad():
         for name, weight in named_weights(network):
-            weight.copy_(pretrained.read(name, tuple(slice(0, size) for size in weight.shape)))
+            weight.copy_(pretrained.read(name, tuple(slice(0, size) for size in weight.shape), weight.shape))

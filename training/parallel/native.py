@@ -6,6 +6,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from training.model import NextTokenLoss
@@ -75,6 +76,12 @@ def sharded(module: nn.Module, blocks: list[nn.Module], precision: str, layout: 
     """Cut a module up with FSDP2, in place: a group of weights per decoder block, and one of the others."""
     low = LOW.get(precision)
     kinds = MixedPrecisionPolicy(low, torch.float32) if low else MixedPrecisionPolicy()
+    ranks = layout.dp_shard * layout.cp
+
+    def place(weight: nn.Parameter) -> Shard | None:
+        """Cut experts up by the rows of their matrices: there may be more ranks than experts."""
+        return Shard(1) if weight.ndim > 2 and weight.shape[1] % ranks == 0 else None
+
     for block in blocks:
-        fully_shard(block, mesh=layout.sharding, mp_policy=kinds)
-    fully_shard(module, mesh=layout.sharding, mp_policy=kinds)
+        fully_shard(block, mesh=layout.sharding, mp_policy=kinds, shard_placement_fn=place)
+    fully_shard(module, mesh=layout.sharding, mp_policy=kinds, shard_placement_fn=place)

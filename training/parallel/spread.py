@@ -12,6 +12,7 @@ from training.model import (
     checkpoint_activations,
     compile_blocks,
     materialise,
+    materialise_in_4_bits,
     skeleton,
 )
 from training.parallel import pipelined, plans
@@ -29,6 +30,10 @@ def check(spec: dict[str, Any], share: Share, layout: Layout, device: torch.devi
     if train["precision"] == "fp16" and spec["parallel"]["strategy"].startswith("zero") and device.type == "cpu":
         raise JobError("DeepSpeed has no fp16 on CPUs; set train.precision to bf16 or fp32")
     plans.check(model, spec["data"]["sequence_length"], layout.tp, layout.cp)
+    if train["lora_base"] != "full":
+        _check_4_bits(spec)
+    if model.get("experts"):
+        _check_experts(spec, layout)
     if layout.pp > 1:
         pipelined.check(share, layout, model["layers"])
     if train["precision"] not in ("fp32", "bf16", "fp16"):
@@ -37,6 +42,31 @@ def check(spec: dict[str, Any], share: Share, layout: Layout, device: torch.devi
         raise JobError("compiled blocks cannot be cut up among tensor parallel ranks; set train.compile to false")
     if train["lora_rank"] and layout.tp > 1:
         raise JobError("adapters are not cut up among tensor parallel ranks; set parallel.tp to 1 or lora_rank to 0")
+
+
+def _check_4_bits(spec: dict[str, Any]) -> None:
+    """Raise JobError for what is not done with frozen weights in 4 bits."""
+    train, strategy = spec["train"], spec["parallel"]["strategy"]
+    if not train["lora_rank"]:
+        raise JobError("train.lora_base nf4 is of adapters; set train.lora_rank above 0")
+    if strategy != "ddp":
+        raise JobError(f"weights in 4 bits are not cut up among ranks; set parallel.strategy to ddp, not {strategy}")
+    if train["compile"]:
+        raise JobError("layers of 4 bits are not compiled; set train.compile to false")
+
+
+def _check_experts(spec: dict[str, Any], layout: Layout) -> None:
+    """Raise JobError for what is not done with routed experts."""
+    if layout.pp > 1:
+        raise JobError("a model with experts is not cut into pipeline stages; set parallel.pp to 1")
+    if layout.cp > 1:
+        raise JobError("the sequences of a model with experts are not shared by ranks; set parallel.cp to 1")
+    if spec["parallel"]["strategy"] == "zero3":  # DeepSpeed 0.19.8 on CPUs: it keeps a gradient it means to have freed
+        raise JobError("a model with experts is not trained with zero3; set parallel.strategy to fsdp2 or zero2")
+    if spec["train"]["compile"]:
+        raise JobError(
+            "blocks with experts are not compiled: where tokens go is known too late; set train.compile to false"
+        )
 
 
 def spread(spec: dict[str, Any], folder: Path | None, share: Share, layout: Layout, world: World) -> Engine:
@@ -52,7 +82,10 @@ def spread(spec: dict[str, Any], folder: Path | None, share: Share, layout: Layo
 
         return Zero(objectives[0], folder, spec, share, world)
     if parallel["strategy"] == "ddp":
-        _fill(objectives[0], objectives[0], train["seed"], folder, world.device)
+        if train["lora_base"] == "nf4":
+            materialise_in_4_bits(objectives[0], objectives[0].model, train["seed"], folder, world.device)
+        else:
+            _fill(objectives[0], objectives[0], train["seed"], folder, world.device)
         module = replicated(objectives[0], train["precision"], world)
         return Native(module, objectives[0], train, share, layout)
     modules = [Part(objective, first + place * layout.pp) for place, objective in enumerate(objectives)]

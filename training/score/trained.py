@@ -58,7 +58,7 @@ def trained(job: NodeJob, facts: dict[str, Any]) -> "PreTrainedModel":
     import torch
 
     from training import checkpoint
-    from training.model import add_adapters, allocate, materialise
+    from training.model import add_adapters, allocate, materialise, round_to_4_bits
 
     train = job.spec["train"]
     network = skeleton_of(job, facts)
@@ -70,6 +70,8 @@ def trained(job: NodeJob, facts: dict[str, Any]) -> "PreTrainedModel":
     allocate(network, torch.device("cpu"))
     if train.get("lora_rank"):
         materialise(network, train["seed"], base_folder(job))
+        if train.get("lora_base") == "nf4":  # the adapters learned beside that
+            round_to_4_bits(network)
     checkpoint.load_weights(place, network)
     return network.eval()
 
