@@ -9,23 +9,24 @@ import sys
 
 import yaml
 
-from ami import flavour, versions
+from ami import container, flavour, versions
 from ami.base import ImageError
-from ami.flavour import ROLES, Flavour
+from ami.flavour import ROLES, Made
 
 REAL = "local"
-"""The flavour that is baked in the tests."""
+"""What is baked in the tests, as a machine and as a container."""
 
 
 def table() -> str:
-    """Roles by flavours, as Markdown."""
-    kinds = [flavour.load(name) for name in flavour.names()]
-    rows = [["role", *(kind.name for kind in kinds)], ["---"] * (len(kinds) + 1)]
-    rows += [[role, *(_cell(kind, role) for kind in kinds)] for role in ROLES]
+    """Roles by flavours, as Markdown; containers behind machines."""
+    kinds: dict[str, Made] = {name: flavour.load(name) for name in flavour.names()}
+    kinds |= {f"container {name}": container.load(name) for name in container.names()}
+    rows = [["role", *kinds], ["---"] * (len(kinds) + 1)]
+    rows += [[role, *(_cell(kind, role) for kind in kinds.values())] for role in ROLES]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def _cell(kind: Flavour, role: str) -> str:
+def _cell(kind: Made, role: str) -> str:
     return kind.roles.get(role, "–") + ("*" if kind.name == REAL and role in kind.roles else "")
 
 

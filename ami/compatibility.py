@@ -11,7 +11,7 @@ from pydantic import Field
 
 from ami import versions
 from ami.base import ImageError
-from ami.flavour import Flavour
+from ami.flavour import Made
 from recipes.part import Part
 
 RULES = Path(__file__).with_name("compatibility.yaml")
@@ -33,15 +33,15 @@ def rules() -> tuple[Rule, ...]:
     return tuple(Rule(**row) for row in yaml.safe_load(RULES.read_text()))
 
 
-def facts(flavour: Flavour) -> dict[str, str]:
+def facts(flavour: Made) -> dict[str, str]:
     """What an image of the flavour is made of: `role.name` → version; its system, its kernel, its ParallelCluster."""
     pins = versions.used(flavour).items()
     found = {f"{role}.{name}": pin.version for role, pins_of in pins for name, pin in pins_of.items()}
     manager = {name.partition(":")[0]: value for name, value in flavour.tags.items() if name.endswith(":version")}
-    return found | manager | {"os": flavour.os, "kernel": flavour.kernel}
+    return found | manager | {"os": flavour.os} | ({"kernel": flavour.kernel} if flavour.kernel else {})
 
 
-def check(flavour: Flavour) -> None:
+def check(flavour: Made) -> None:
     """Raise `ImageError` for the first rule that the flavour breaks, with the fix."""
     for problem in problems(facts(flavour)):
         raise ImageError(f"flavour {flavour.name}: {problem}")

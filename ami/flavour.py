@@ -2,7 +2,7 @@
 
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import yaml
 from pydantic import Field, PositiveInt, ValidationError, field_validator
@@ -13,7 +13,7 @@ from recipes.sentences import did_you_mean
 
 FLAVOURS = Path(__file__).with_name("flavours")
 ROLES = (
-    *("base", "packages", "kernel", "nvidia_driver", "cuda", "efa", "gdrcopy", "nccl", "container_engine"),
+    *("base", "packages", "kernel", "nvidia_driver", "cuda", "efa", "gdrcopy", "nccl", "training", "container_engine"),
     *("nvidia_container_toolkit", "enroot_pyxis", "lustre_client", "observability", "cloudwatch_agent", "neuron"),
     *("slurm", "ecs_gpu", "image_facts", "verify", "clean"),
 )
@@ -40,18 +40,14 @@ class Ssh(Part):
     )
 
 
-class Flavour(Part):
-    """What one kind of node is made of."""
+class Made(Part):
+    """What roles make: a machine image or a container."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,38}[a-z0-9]$")
     description: str
     os: OS
-    kernel: str = Field(description="Kernel of the base image, as far as it is promised: 6.8.")
-    base: Base
-    ssh: Ssh
-    instance_type: str = Field(description="On which it is baked.")
-    root_gib: PositiveInt = Field(description="Size of the root volume. Unit: GiB.")
-    deadline_minutes: PositiveInt = Field(120, description="The builder ends itself after this long.")
+    kernel: str = Field("", description="Kernel of the base image, as far as it is promised: 6.8.")
+    deadline_minutes: PositiveInt = Field(120, description="The build is ended after this long.")
     roles: dict[str, Mode] = Field(description="What is not named is skipped.")
     variables: dict[str, str | int | bool | list[str]] = Field({}, description="Of the roles, beside their defaults.")
     tags: dict[str, str] = Field({}, description="Of the image, beside ours.")
@@ -63,10 +59,23 @@ class Flavour(Part):
             raise ValueError(f"there is no role {unknown[0]!r}{did_you_mean(unknown[0], ROLES)}")
         return {name: roles[name] for name in ROLES if name in roles}
 
+
+class Flavour(Made):
+    """What one kind of node is made of."""
+
+    kernel: str = Field(description="Kernel of the base image, as far as it is promised: 6.8.")
+    base: Base
+    ssh: Ssh
+    instance_type: str = Field(description="On which it is baked.")
+    root_gib: PositiveInt = Field(description="Size of the root volume. Unit: GiB.")
+
     @property
     def emulated(self) -> bool:
         """Whether it can be baked on the emulator, which has Debian alone."""
         return self.os == "debian-12"
+
+
+OneMade = TypeVar("OneMade", bound=Made)
 
 
 @cache
@@ -77,15 +86,21 @@ def names() -> tuple[str, ...]:
 
 def load(name: str) -> Flavour:
     """A flavour by its name, or by the path of a YAML file; raises `ImageError` if it is unknown or badly written."""
-    path = Path(name) if name.endswith(".yaml") else FLAVOURS / f"{name}.yaml"
+    return read(Flavour, name, FLAVOURS, "flavour")
+
+
+def read(kind: type[OneMade], name: str, folder: Path, word: str) -> OneMade:
+    """What a YAML file describes, one of `folder`'s by its name or any by its path; raises `ImageError`."""
+    path = Path(name) if name.endswith(".yaml") else folder / f"{name}.yaml"
     if not path.is_file():
-        known = ", ".join(names())
-        raise ImageError(f"there is no flavour {name!r}{did_you_mean(name, names())}: choose {known}, or give a file")
+        known = sorted(one.stem for one in folder.glob("*.yaml"))
+        among = f"among {', '.join(known)}, and no such file"
+        raise ImageError(f"there is no {word} {name!r} {among}{did_you_mean(name, known)}")
     try:
-        return Flavour(name=path.stem, **yaml.safe_load(path.read_text()))
+        return kind(name=path.stem, **yaml.safe_load(path.read_text()))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise ImageError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
     except (TypeError, yaml.YAMLError) as error:
-        raise ImageError(f"{path} is not a flavour: {str(error).splitlines()[0]}") from None
+        raise ImageError(f"{path} is not a {word}: {str(error).splitlines()[0]}") from None

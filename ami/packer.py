@@ -58,10 +58,15 @@ def _unescaped(text: str) -> str:
     return text.replace("%!(PACKER_COMMA)", ",").replace("\\n", "\n").replace("\\r", "\r")
 
 
+def looked_for() -> dict[str, str | None]:
+    """Where the programs of a build are, by name; None where one is missing."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return {name: shutil.which(name, path=path) for name in TOOLS}
+
+
 def programs() -> dict[str, str]:
     """Where the programs of a build are, by name; raises `ImageError` if one is missing."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    found = {name: shutil.which(name, path=path) for name in TOOLS}
+    found = looked_for()
     for name in (name for name, place in found.items() if place is None):
         raise ImageError(f"{name} is not on PATH, and an image is baked with it: {TOOLS[name]}")
     return {name: place for name, place in found.items() if place}

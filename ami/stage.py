@@ -7,12 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ami.base import ImageError
-from ami.flavour import Flavour
+from ami.flavour import Made
 
 ROOT = Path(__file__).parents[1]
 TEMPLATE = Path(__file__).with_name("node.pkr.hcl")
@@ -45,32 +45,42 @@ def template(version: tuple[int, int]) -> str:
     return FENCED.sub(lambda part: part[3] if version >= (int(part[1]), int(part[2])) else "", TEMPLATE.read_text())
 
 
-def stage(folder: Path, version: tuple[int, int], variables: Mapping[str, Any], told: Mapping[str, Any]) -> None:
-    """Write a build's folder. `variables` are the template's, `told` is for the playbook."""
+def lay(folder: Path, told: Mapping[str, Any]) -> list[str]:
+    """Write the playbook and what it is told into a folder; returns the words that run it, but for the inventory."""
     launcher = folder / "playbook"
     launcher.write_text(LAUNCHER.format(python=sys.executable, root=str(ROOT)))
     launcher.chmod(0o755)
     (folder / "playbook.json").write_text(json.dumps(told, indent=1))  # roles run in the order in which they are told
     shutil.copytree(ANSIBLE, folder / "ansible")  # who edits a role meanwhile edits the next image
+    return [str(launcher), "-e", f"@{folder / 'playbook.json'}", str(_playbook(folder))]
+
+
+def _playbook(folder: Path) -> Path:
+    return folder / "ansible" / PLAYBOOK.relative_to(ANSIBLE)
+
+
+def stage(folder: Path, version: tuple[int, int], variables: Mapping[str, Any], told: Mapping[str, Any]) -> None:
+    """Write a build's folder. `variables` are the template's, `told` is for the playbook."""
+    launcher = lay(folder, told)[0]
     packer = folder / "packer"
     packer.mkdir()
     (packer / TEMPLATE.name).write_text(template(version))
     ways = {
-        "playbook": str(folder / "ansible" / PLAYBOOK.relative_to(ANSIBLE)),
-        "playbook_command": str(launcher),
+        "playbook": str(_playbook(folder)),
+        "playbook_command": launcher,
         "playbook_variables": str(folder / "playbook.json"),
         "manifest": str(folder / "manifest.json"),
     }
     (packer / "build.auto.pkrvars.json").write_text(json.dumps({**variables, **ways}, indent=1, sort_keys=True))
 
 
-def digest(flavour: Flavour, told: Mapping[str, Any], base_image: str) -> str:
+def digest(flavour: Made, told: Mapping[str, Any], base_image: str, templates: Sequence[Path] = (TEMPLATE,)) -> str:
     """The content hash of an image: 16 hexadecimal digits over all that goes into it, and nothing else.
 
-    That is the template, the playbook, the roles that it uses, what they are told, the instance type and the base.
+    That is the templates, the playbook, the roles that it uses, what they are told, the instance type and the base.
     """
     found = hashlib.sha256()
-    for path in (TEMPLATE, PLAYBOOK, *_files(flavour)):
+    for path in (*templates, PLAYBOOK, *_files(flavour)):
         data = path.read_bytes()
         found.update(f"{path.relative_to(ROOT)} {os.access(path, os.X_OK)} {len(data)}\n".encode() + data)
     made_of = flavour.model_dump(mode="json", exclude={"description", "ssh"})
@@ -79,7 +89,7 @@ def digest(flavour: Flavour, told: Mapping[str, Any], base_image: str) -> str:
     return found.hexdigest()[:16]
 
 
-def _files(flavour: Flavour) -> Iterator[Path]:
+def _files(flavour: Made) -> Iterator[Path]:
     for role in (*flavour.roles, *SHARED):
         place = ANSIBLE / "roles" / role
         if not place.is_dir():

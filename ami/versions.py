@@ -12,7 +12,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from ami.base import ImageError
-from ami.flavour import OS, Flavour
+from ami.flavour import OS, Made
 from recipes.part import Part
 
 VERSIONS = Path(__file__).with_name("versions.yaml")
@@ -52,7 +52,7 @@ def load(path: Path = VERSIONS) -> Mapping[str, Mapping[str, Pin]]:
         raise ImageError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
 
 
-def used(flavour: Flavour) -> dict[str, dict[str, Pin]]:
+def used(flavour: Made) -> dict[str, dict[str, Pin]]:
     """The pins of the roles that a flavour uses, on its system."""
     known = {role: load().get(role, {}) for role in flavour.roles}
     return {
@@ -62,12 +62,12 @@ def used(flavour: Flavour) -> dict[str, dict[str, Pin]]:
     }
 
 
-def told(flavour: Flavour) -> dict[str, dict[str, dict[str, Any]]]:
+def told(flavour: Made) -> dict[str, dict[str, dict[str, Any]]]:
     """What the playbook is told of them."""
     return {role: {name: _told(pin) for name, pin in pins.items()} for role, pins in used(flavour).items()}
 
 
-def check(flavour: Flavour) -> None:
+def check(flavour: Made) -> None:
     """Raise `ImageError` if something would be installed that nothing proves."""
     for role, pins in used(flavour).items():
         for name, pin in pins.items():

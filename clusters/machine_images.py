@@ -13,10 +13,27 @@ from clusters.aws import Site
 from clusters.base import ClusterError, Refused
 
 FLAVOUR, DIGEST, BUILD, READY = "castra:flavour", "castra:content-hash", "castra:build", "castra:ready"
+BOOTED = "castra:booted"
+"""When an instance of it was last seen to be what it should be."""
 LIVING = ("pending", "running", "stopping", "stopped")
 GONE_S, LOOK_S = 600.0, 2.0
 DEPRECATED_DAYS = 90
 """After which an image that a newer one has replaced is told to be old."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a build's instance stands in the account's network, and who it is there."""
+
+    subnet: str = ""
+    """"" is the default VPC's."""
+    profile: str = ""
+    """The instance profile whose rights its programs have; "" is none."""
+    source: str = "0.0.0.0/0"
+    """The addresses (CIDR) that reach its SSH, for which there is a key that lives as long as the build."""
+
+
+ANYWHERE = Place()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +55,8 @@ class Image:
     """UTC, ISO 8601."""
     digest: str
     snapshots: tuple[str, ...]
+    booted: str = ""
+    """When it was last tried, UTC, ISO 8601; "" if it never was."""
 
 
 def parameter(flavour: str) -> str:
@@ -81,16 +100,17 @@ def images(site: Site, flavour: str, digest: str = "") -> list[Image]:
     return sorted((_image(row) for row in rows), key=lambda image: (image.created, image.id), reverse=True)
 
 
-def open_door(site: Site, tags: Mapping[str, str], build: str, port: int, subnet: str = "") -> str:
+def open_door(site: Site, tags: Mapping[str, str], build: str, port: int, place: Place = ANYWHERE) -> str:
     """Make the security group through which a build reaches its instance; returns its id."""
     with aws.sentences(site, "make the security group of the build"):
         ec2 = aws.client(site, "ec2")
-        where = {"VpcId": ec2.describe_subnets(SubnetIds=[subnet])["Subnets"][0]["VpcId"]} if subnet else {}
+        subnet = [place.subnet] if place.subnet else []
+        where = {"VpcId": ec2.describe_subnets(SubnetIds=subnet)["Subnets"][0]["VpcId"]} if subnet else {}
         labels = [{"ResourceType": "security-group", "Tags": _tags(tags)}]
         told = {"GroupName": name_of(build), "Description": "Castra bakes an image", "TagSpecifications": labels}
         group = str(ec2.create_security_group(**told, **where)["GroupId"])
-        everybody = [{"CidrIp": "0.0.0.0/0", "Description": "SSH with a key that lives as long as the build"}]
-        rule = {"IpProtocol": "tcp", "FromPort": port, "ToPort": port, "IpRanges": everybody}
+        who = [{"CidrIp": place.source, "Description": "SSH with a key that lives as long as the build"}]
+        rule = {"IpProtocol": "tcp", "FromPort": port, "ToPort": port, "IpRanges": who}
         ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule])
     return group
 
@@ -98,6 +118,53 @@ def open_door(site: Site, tags: Mapping[str, str], build: str, port: int, subnet
 def name_of(build: str) -> str:
     """What a build calls its security group and its key pair."""
     return f"castra-build-{build}"
+
+
+def try_out(site: Site, image: str, told: Mapping[str, Any], build: str, place: Place = ANYWHERE) -> str:
+    """Launch an instance of an image, which has the build's door and key; returns the private key.
+
+    `told` has instance_type, tags, port and minutes, after which the instance ends itself.
+    """
+    group, name = open_door(site, told["tags"], build, told["port"], place), name_of(build)
+    labels = _tags(told["tags"])
+    with aws.sentences(site, f"launch an instance of {image}"):
+        ec2 = aws.client(site, "ec2")
+        mark = [{"ResourceType": "key-pair", "Tags": labels}]
+        key = str(ec2.create_key_pair(KeyName=name, TagSpecifications=mark)["KeyMaterial"])
+        more: dict[str, Any] = {"SubnetId": place.subnet} if place.subnet else {}
+        more |= {"IamInstanceProfile": {"Name": place.profile}} if place.profile else {}
+        ec2.run_instances(
+            ImageId=image,
+            InstanceType=told["instance_type"],
+            MinCount=1,
+            MaxCount=1,
+            KeyName=name,
+            SecurityGroupIds=[group],
+            MetadataOptions={"HttpTokens": "required", "HttpEndpoint": "enabled"},
+            InstanceInitiatedShutdownBehavior="terminate",
+            UserData=f"#!/bin/sh\nshutdown -h +{told['minutes']}\n",
+            TagSpecifications=[{"ResourceType": kind, "Tags": labels} for kind in ("instance", "volume")],
+            **more,
+        )
+    return key
+
+
+def address(site: Site, build: str, interface: str) -> str:
+    """Where the instance of a build is reached; "" while it does not run. With private_ip, only within its network."""
+    found = standing(site, build)
+    with aws.sentences(site, f"look for the instance of build {build}"):
+        rows = aws.client(site, "ec2").describe_instances(InstanceIds=found)["Reservations"] if found else []
+    one: Mapping[str, Any] = rows[0]["Instances"][0] if rows else {}
+    if one.get("State", {}).get("Name") != "running":
+        return ""
+    public = "" if interface == "private_ip" else one.get("PublicIpAddress", "")
+    return str(public or one.get("PrivateIpAddress", ""))
+
+
+def booted(site: Site, image: str, at: str) -> None:
+    """Note that an instance of an image was seen to be what it should be."""
+    with aws.sentences(site, f"note that {image} boots"):
+        aws.client(site, "ec2").create_tags(Resources=[image], Tags=_tags({BOOTED: at}))
 
 
 def standing(site: Site, build: str) -> list[str]:
@@ -130,6 +197,10 @@ def clear(site: Site, build: str) -> list[str]:
         named = [{"Name": "name", "Values": [f"*-{build}"]}]
         found = {row["ImageId"]: row for by in (ours, named) for row in _own_images(ec2, by)}
         unfinished = [row for row in found.values() if READY not in _told(row)]
+        unmarked = [row for row in unfinished if FLAVOUR not in _told(row)]
+        if names := [one for row in unmarked for one in (row["ImageId"], *_image(row).snapshots)]:
+            # killed before it could tag them, and only what is tagged may be removed (clusters.image_rights)
+            ec2.create_tags(Resources=names, Tags=_tags({FLAVOUR: "unfinished", BUILD: build}))
         for row in unfinished:
             removed += remove(site, _image(row))
         kept = {one for row in found.values() if row not in unfinished for one in _image(row).snapshots}
@@ -227,8 +298,9 @@ def remove(site: Site, image: Image) -> list[str]:
 
 def _image(row: Mapping[str, Any]) -> Image:
     disks = [one.get("Ebs", {}).get("SnapshotId") for one in row.get("BlockDeviceMappings", [])]
-    name, created = row.get("Name", ""), row.get("CreationDate", "")
-    return Image(row["ImageId"], name, created, _told(row).get(DIGEST, ""), tuple(one for one in disks if one))
+    told, name, created = _told(row), row.get("Name", ""), row.get("CreationDate", "")
+    snapshots = tuple(one for one in disks if one)
+    return Image(row["ImageId"], name, created, told.get(DIGEST, ""), snapshots, told.get(BOOTED, ""))
 
 
 def _own_images(ec2: Any, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from clusters import image_rights
 from clusters.capacity import ladder
 from clusters.rights import ALWAYS, CALLS, TAGGED, TYPES, Grant
 from clusters.stacks import architecture
@@ -44,6 +45,8 @@ def policy(recipe: Recipe, account: str = "*", partition: str = "aws") -> dict[s
     words = {"run": recipe.name, "region": region, "account": account, "partition": partition}
     words["store"] = f"arn:{partition}:s3:::{recipe.store.removeprefix('s3://').partition('/')[0]}"
     statements = [*_merged(grants, words), *_passed(wanted, words), *_linked(types, words), *_store(recipe, words)]
+    if recipe.image.flavour != "local" and not recipe.image.ami:  # flows.build_image bakes it
+        statements += image_rights.statements(words)
     return {"Version": "2012-10-17", "Statement": statements}
 
 

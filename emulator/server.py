@@ -23,7 +23,7 @@ MEMORY = secrets.token_hex(8)
 
 
 CONDITIONS = {"HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH"}
-ANSWERING = ("batch_jobs", "eks", "fsx", "hyperpod", "images", "pcluster", "pcs", "prices", "sagemaker")
+ANSWERING = ("batch_jobs", "eks", "fsx", "hyperpod", "images", "pcluster", "pcs", "prices", "registry", "sagemaker")
 """Modules of ours that answer in place of moto; they register themselves."""
 WARM = ("s3", "iam", "logs", "ec2")
 """Services whose import takes long: done in the background while the server answers already."""

@@ -13,6 +13,8 @@ from training.checks.finding import Finding
 if TYPE_CHECKING:
     from tasks.check import Stage
 
+COLUMNS = ("collective", "bytes", "seconds", "algbw_gbps", "busbw_gbps")
+PANELS = {"algorithm bandwidth (algbw)": "algbw_gbps", "bus bandwidth (busbw)": "busbw_gbps"}
 FEW = 8
 """Nodes that a row names."""
 
@@ -45,13 +47,13 @@ def _nodes(found: Mapping[str, Any]) -> None:
 def _network(found: Mapping[str, Any]) -> None:
     from tasks import pictures  # matplotlib costs half a second that a skipped step need not pay
 
-    rows = found["rows"]
-    kinds = list(dict.fromkeys(row["collective"] for row in rows))
-    lines = {
-        kind: [(float(row["bytes"]), float(row["busbw_gbps"])) for row in rows if row["collective"] == kind]
-        for kind in kinds
+    rows = [{name: row[name] for name in COLUMNS if name in row} for row in found["rows"]]
+    kinds = dict.fromkeys(row["collective"] for row in rows)
+    panels = {
+        title: {kind: [(row["bytes"], row[name]) for row in rows if row["collective"] == kind] for kind in kinds}
+        for title, name in PANELS.items()
     }
-    picture = pictures.curves("bus bandwidth by message size", "bytes", "GB/s", lines)
+    picture = pictures.bandwidths(panels)
     told = f"{found['ranks']} ranks on {found['nodes']} nodes, {found['backend']}"
     told += f" over {found['provider']}" * bool(found.get("provider"))
     page = f"{picture}\n\n{told}, sums correct: {found['correct']}\n\n{phrases.grid(rows)}\n\n{_csv(rows)}"

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from prefect.client.orchestration import get_client
 from rich.markup import escape
 
-from clusters import aws, parallelcluster, preflight, validators
+from ami import container, packer
+from clusters import aws, container_images, parallelcluster, preflight, validators
 from clusters.base import ClusterError
 from clusters.eks import EksCluster as EksAdapter
 from clusters.preflight import Finding
@@ -70,6 +71,16 @@ def _tools(recipe: Recipe) -> Iterator[Finding]:
         yield Finding("tool pcluster", True, " ".join(words))
 
 
+def _images(recipe: Recipe) -> Iterator[Finding]:
+    """What bakes the recipe's image and its container, where they are ours."""
+    if recipe.image.flavour != "local" and not recipe.image.ami:
+        for name, place in packer.looked_for().items():
+            yield Finding(f"tool {name}", place is not None, place or "not on PATH", packer.TOOLS[name])
+    if f"/{container_images.PREFIX}/" in recipe.image.container:
+        place = shutil.which("podman")
+        yield Finding("tool podman", place is not None, place or "not on PATH", container.TOOLS["podman"])
+
+
 def _server(_: Recipe) -> Iterator[Finding]:
     with get_client(sync_client=True) as client:
         problem = client.api_healthcheck()
@@ -109,4 +120,4 @@ def _row(finding: Finding) -> dict[str, str]:
     return {"": "ok" if finding.ok else "fix", **{name: str(told[name]) for name in ("what", "detail", "fix")}}
 
 
-_EXAMINATIONS = (_recipe, _machine, _tools, _server, _store, _account, _cluster)
+_EXAMINATIONS = (_recipe, _machine, _tools, _images, _server, _store, _account, _cluster)

@@ -1,13 +1,7 @@
 """The machine image that nodes start from: found, or baked once by Packer, then copied and published."""
 
 import contextlib
-import os
-import shutil
-import signal
-import tempfile
-import threading
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,17 +11,18 @@ from prefect.cache_policies import NO_CACHE
 
 from ami import packer, stage
 from clusters import builds, catalog, keeper, ledger, machine_images
-from clusters.base import ClusterError, Refused, Unreachable
+from clusters.base import Refused, Unreachable
 from clusters.ledger import Entry
-from clusters.machine_images import Image
+from clusters.machine_images import ANYWHERE, Image, Place
 from recipes.spec import Recipe
 from store import Store, open_store
 from store.lease import Busy
-from store.objects import state_folder
 from tasks import image_wanted, phrases, report
+from tasks.image_boot import prove
 from tasks.image_follow import Story, follow
 from tasks.image_wanted import Wanted, found
 from tasks.policy import PATIENT
+from tasks.workplace import cleared, now, undisturbed, workplace
 
 WAIT_S = 2.0
 NEAR_GRACE_S, FAR_GRACE_S = 20.0, 900.0
@@ -44,6 +39,10 @@ class Publication:
     """With whom it is shared."""
     kms_key: str = ""
     """What encrypts it; "" is the account's own key, with which nothing can be shared."""
+    place: Place = ANYWHERE
+    """Where in the account's network it is baked and tried out."""
+    boot_test: bool = False
+    """Launch an instance of it and prove all roles there, before it is shared or named."""
 
 
 def build(recipe: Recipe) -> str:
@@ -78,17 +77,19 @@ def make(wanted: Wanted, store: Store, publication: Publication = Publication())
                 _complete(wanted, store, publication)
         except Busy as busy:
             report.say(f"image {wanted.name}: {busy}")
-            _wait(wanted, store)
+            await_turn(store, wanted.flavour.name, wanted.digest)
+    if publication.boot_test:
+        prove(wanted, store, next(iter(there.values())), publication.place)
     _publish(wanted, there, publication)
     report.table("images", [{"region": region, **asdict(there[region])} for region in there], wanted.name)
     return there
 
 
-def _wait(wanted: Wanted, store: Store) -> None:
-    """Wait until nobody bakes the image any more."""
+def await_turn(store: Store, flavour: str, digest: str) -> None:
+    """Wait until nobody bakes that image any more."""
     while True:
         time.sleep(WAIT_S)
-        with contextlib.suppress(Busy), builds.alone(store, wanted.flavour.name, wanted.digest):
+        with contextlib.suppress(Busy), builds.alone(store, flavour, digest):
             return
 
 
@@ -98,90 +99,38 @@ def _complete(wanted: Wanted, store: Store, publication: Publication) -> None:
     there = found(wanted)
     if not there:
         machine_images.check_offered(wanted.site, wanted.flavour.instance_type)
-        bake(wanted, store, publication.kms_key)
+        bake(wanted, store, publication.kms_key, publication.place)
         there = found(wanted)
     home, source = next(iter(there.items()))
     for region, site in wanted.sites.items():
         if region not in there:
             report.say(f"image {wanted.name}: copying it to {region}")
-            made = machine_images.copy(site, wanted.sites[home], source, _tags(wanted), publication.kms_key)
-            machine_images.finish(site, made, _now())
+            made = machine_images.copy(site, wanted.sites[home], source, wanted.tags, publication.kms_key)
+            machine_images.finish(site, made, now())
 
 
 @task(task_run_name="bake {wanted.name}", cache_policy=NO_CACHE, **PATIENT)
-def bake(wanted: Wanted, store: Store, kms_key: str = "") -> str:
+def bake(wanted: Wanted, store: Store, kms_key: str = "", place: Place = ANYWHERE) -> str:
     """Bake the image; returns its id. Tried again where that can help. Raises `BuildFailed`, with all cleared up."""
     begun = time.monotonic()
     programs = packer.programs()
     entry = builds.intend(store, wanted.site, wanted.flavour.name, wanted.digest, wanted.flavour.deadline_minutes)
     story = Story(tuple(wanted.flavour.roles))
-    with _cleared(store, entry), _folder() as folder:
-        _stage(wanted, entry, folder, programs["packer"], kms_key)
+    with cleared(store, entry), workplace() as folder:
+        _stage(wanted, entry, folder, programs["packer"], kms_key, place)
         ledger.created(store, entry, entry.name)
         if not _run(wanted, entry, folder, programs["packer"], story):
-            failure = story.failure(wanted.name)
+            failure = story.failure(f"image {wanted.name}")
             raise Unreachable(str(failure)) if failure.passing else failure
         image = packer.images(folder)[wanted.site.region]
-        machine_images.finish(wanted.site, image, _now())
+        machine_images.finish(wanted.site, image, now())
     _show(wanted, story, time.monotonic() - begun)
     return image
 
 
-@contextlib.contextmanager
-def _cleared(store: Store, entry: Entry) -> Iterator[None]:
-    """Leave nothing of a build, however it ends; what cannot be cleared now stays in the ledger, for the reaper."""
-    try:
-        yield
-    finally:
-        with _undisturbed(), contextlib.suppress(ClusterError):
-            builds.end(entry)
-            ledger.gone(store, entry)
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Let nobody who is impatient interrupt the clearing up: some send their signal twice."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {sign: signal.signal(sign, signal.SIG_IGN) for sign in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for sign, handler in before.items():
-            signal.signal(sign, handler)
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[Path]:
-    """A folder for one build; those of dead processes are removed."""
-    above = state_folder() / "images"
-    above.mkdir(parents=True, exist_ok=True)
-    for left in above.iterdir():
-        if not Path(f"/proc/{left.name.split('-')[1]}").exists() and not keeper.alive(left):
-            _remove(left)
-    folder = Path(tempfile.mkdtemp(prefix=f"build-{os.getpid()}-", dir=above))
-    (folder / "tmp").symlink_to(tempfile.mkdtemp(prefix="castra-"))
-    try:
-        yield folder
-    finally:
-        _remove(folder)
-
-
-def _remove(folder: Path) -> None:
-    """Remove a build's folder, and end what still works in it: Ansible's workers outlive all who were killed."""
-    short = (folder / "tmp").resolve()
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if f"TMPDIR={short}".encode() in (process / "environ").read_bytes().split(b"\0"):
-                os.kill(int(process.name), signal.SIGKILL)
-    for place in (short, folder):
-        shutil.rmtree(place, ignore_errors=True)
-
-
-def _stage(wanted: Wanted, entry: Entry, folder: Path, program: str, kms_key: str) -> None:
+def _stage(wanted: Wanted, entry: Entry, folder: Path, program: str, kms_key: str, place: Place) -> None:
     flavour, site = wanted.flavour, wanted.site
-    tags = {**_tags(wanted), **entry.tags, machine_images.BUILD: entry.token}
+    tags = {**wanted.tags, **entry.tags, machine_images.BUILD: entry.token}
     variables = {
         "flavour": flavour.name,
         "image_name": f"castra-{flavour.name}-{wanted.digest}-{entry.token}",
@@ -192,7 +141,9 @@ def _stage(wanted: Wanted, entry: Entry, folder: Path, program: str, kms_key: st
         "root_gib": flavour.root_gib,
         "kms_key": kms_key,
         "instance_type": flavour.instance_type,
-        "security_group": machine_images.open_door(site, tags, entry.token, flavour.ssh.port),
+        "instance_profile": place.profile,
+        "subnet": place.subnet,
+        "security_group": machine_images.open_door(site, tags, entry.token, flavour.ssh.port, place),
         "key_pair": machine_images.name_of(entry.token),
         "user": flavour.ssh.user,
         "ssh_port": flavour.ssh.port,
@@ -213,18 +164,8 @@ def _run(wanted: Wanted, entry: Entry, folder: Path, program: str, story: Story)
         with report.progress("image") as bar:
             return follow(folder, story, bar, lambda: machine_images.require_tokens(wanted.site, entry.token))
     finally:
-        with _undisturbed():
+        with undisturbed():
             keeper.stop(folder, wait_s=grace_s + 5)
-
-
-def _tags(wanted: Wanted) -> dict[str, str]:
-    return {
-        **wanted.flavour.tags,
-        "Name": f"castra-{wanted.flavour.name}",
-        machine_images.FLAVOUR: wanted.flavour.name,
-        machine_images.DIGEST: wanted.digest,
-        "castra:base-image": wanted.base.id,
-    }
 
 
 def _publish(wanted: Wanted, there: dict[str, Image], publication: Publication) -> None:
@@ -257,7 +198,3 @@ def _usd(wanted: Wanted, seconds: float) -> float | None:
         return 0.0
     known = catalog.load().get(wanted.flavour.instance_type)
     return known.price_usd_per_hour * seconds / 3600 if known and known.price_usd_per_hour else None
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -36,6 +36,8 @@ class Story:
     """The newest lines that are nobody's."""
     ended: str = ""
     """What its keeper says of its end."""
+    program: str = "Packer"
+    """What bakes."""
 
     def take_event(self, event: dict[str, Any]) -> None:
         """Learn from a line of ami.playbook's."""
@@ -68,10 +70,10 @@ class Story:
         for event in self.results:
             if event.get("why") and not event.get("ignored"):
                 where = f"task {event['task']!r} of role {event['role']} failed on {event['host']}"
-                said = f"image {name}: {where}: {event['why']}; fix ansible/roles/{event['role']}, then run again"
+                said = f"{name}: {where}: {event['why']}; fix ansible/roles/{event['role']}, then run again"
                 return BuildFailed(said, passing=bool(packer.PASSING.search(event["why"])))
-        told = "; ".join(self.errors[:2] or [f"Packer {self.ended}", *self.last])
-        return BuildFailed(f"image {name}: {told}", passing=bool(packer.PASSING.search(told)))
+        told = "; ".join(self.errors[:2] or [f"{self.program} {self.ended}", *self.last])
+        return BuildFailed(f"{name}: {told}", passing=bool(packer.PASSING.search(told)))
 
 
 class Reader:

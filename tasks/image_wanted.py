@@ -30,6 +30,7 @@ class Wanted:
         """What the playbook is told."""
         return {
             **self.flavour.variables,
+            "image_kind": "machine",
             "image_flavour": self.flavour.name,
             "image_roles": self.flavour.roles,
             "image_os": self.flavour.os,
@@ -41,6 +42,17 @@ class Wanted:
     def digest(self) -> str:
         """The content hash."""
         return stage.digest(self.flavour, self.told, self.base.id)
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Of the image, and of all that is made on the way to it."""
+        return {
+            **self.flavour.tags,
+            "Name": f"castra-{self.flavour.name}",
+            machine_images.FLAVOUR: self.flavour.name,
+            machine_images.DIGEST: self.digest,
+            "castra:base-image": self.base.id,
+        }
 
     @property
     def sites(self) -> dict[str, Site]:

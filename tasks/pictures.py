@@ -53,15 +53,17 @@ def curve(title: str, x: str, y: str, points: Series) -> str:
     return embedded(figure, title)
 
 
-def curves(title: str, x: str, y: str, lines: Mapping[str, Series]) -> str:
-    """Lines with logarithmic axes, each with its name, as a Markdown image."""
-    figure = Figure(figsize=(7.2, 3.4), layout="constrained")
-    axes = figure.subplots()
-    for colour, (name, points) in zip(COLOURS, lines.items(), strict=False):
-        axes.plot(*_columns(points), color=colour, marker="o", markersize=3, linewidth=1.2, label=name)
-    axes.set(title=title, xlabel=x, ylabel=y, xscale="log", yscale="log")
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    return embedded(figure, title)
+def bandwidths(panels: Mapping[str, Mapping[str, Series]]) -> str:
+    """Bandwidths (GB/s) by message size (bytes), a panel each, a line per collective in it, as a Markdown image."""
+    figure = Figure(figsize=(9.6, 3.4), layout="constrained")
+    drawn = figure.subplots(1, len(panels), sharey=True)
+    for axes, (title, lines) in zip(drawn, panels.items(), strict=True):
+        for colour, (name, points) in zip(COLOURS, lines.items(), strict=False):
+            axes.plot(*_columns(points), color=colour, marker="o", markersize=3, linewidth=1.2, label=name)
+        axes.set(title=title, xlabel="bytes", xscale="log", yscale="log")
+    drawn[0].set_ylabel("GB/s")
+    drawn[-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    return embedded(figure, "bandwidths")
 
 
 UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))

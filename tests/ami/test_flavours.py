@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ami import compatibility, flavour, stage, versions
+from ami import compatibility, container, flavour, stage, versions
 from ami.base import ImageError
 from ami.flavour import Flavour
 from ami.versions import Pin
@@ -27,7 +27,8 @@ def test_every_flavour_can_be_baked_as_it_is_written(name: str) -> None:
 
 
 def test_every_role_is_used_in_every_mode_that_it_has() -> None:
-    used = {(role, mode) for name in flavour.names() for role, mode in flavour.load(name).roles.items()}
+    kinds = [*map(flavour.load, flavour.names()), *map(container.load, container.names())]
+    used = {(role, mode) for kind in kinds for role, mode in kind.roles.items()}
     proven = {role for role, mode in used if mode == "install"}
     for place in (stage.ANSIBLE / "roles").glob("*/tasks/install.yml"):
         assert (place.parts[-3], "install") in used
@@ -133,3 +134,13 @@ def test_a_role_that_is_not_used_does_not_change_the_hash(tmp_path: Path, monkey
     assert digest(LOCAL) == before
     (tmp_path / "ansible/roles/base/tasks/install.yml").write_text("---\n")
     assert digest(LOCAL) != before
+
+
+def test_mistakes_that_others_made_are_not_made_here() -> None:
+    """awslabs/awsome-distributed-ai at 95b939c: settings for everybody, misspelt sysctls, dead mirrors, lost files."""
+    roles = [path for path in (stage.ANSIBLE / "roles").rglob("*") if path.is_file()]
+    for wrong in ("LD_PRELOAD", "NCCL_PROTO", "=brr", ": brr", "64436", "mirrorlist", "/tmp/enroot.conf", "profile.d"):
+        assert [path for path in roles if wrong in path.read_text()] == [], wrong
+    from_git = [pin for pins in versions.load().values() for pin in pins.values() if pin.source == "git"]
+    assert from_git
+    assert all(pin.commit for pin in from_git)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ami import flavour, packer, stage, versions
+from ami import container, flavour, packer, stage, versions
+from ami.flavour import Made
 
 UBUNTU = {"os_family": "Debian", "distribution_release": "noble", "kernel": "6.8.0-1040-aws", "processor_vcpus": 4}
 AMAZON = {"os_family": "RedHat", "distribution_release": "NA", "kernel": "6.12.55-74.119.amzn2023.x86_64"}
@@ -24,10 +25,11 @@ EXPECTED: dict[str, Rows] = {
         "nccl/install.yml/Install NCCL": ("name", ["libnccl2=2.30.4-1+cuda*", "libnccl-dev=2.30.4-1+cuda*"]),
         "container_engine/install.yml/Install Docker": (
             "name",
-            ["docker-ce=5:29.8.1-*", "docker-ce-cli=5:29.8.1-*", "containerd.io"],
+            ["docker-ce=5:29.8.1-*", "docker-ce-cli=5:29.8.1-*", "containerd.io=2.2.6-*"],
         ),
         "nvidia_container_toolkit/install.yml/Install the toolkit": ("name", "nvidia-container-toolkit=1.20.1-*"),
         "observability/dcgm.yml/Install DCGM": ("name", "datacenter-gpu-manager-4-cuda13=1:4.7.0-*"),
+        "observability/dcgm.yml/Install DCGM's exporter": ("name", "datacenter-gpu-manager-exporter=4.9.0-*"),
         "signed_repository/main.yml/Know the repository": (
             "content",
             f"deb [signed-by=/etc/apt/keyrings/cuda.asc] {CUDA}/ubuntu2404/x86_64/ /",
@@ -35,8 +37,21 @@ EXPECTED: dict[str, Rows] = {
     },
     "batch-ecs-gpu": {
         "observability/dcgm.yml/Install DCGM": ("name", "datacenter-gpu-manager-4-cuda13-4.7.0-*"),
+        "observability/dcgm.yml/Install DCGM's exporter": ("name", "datacenter-gpu-manager-exporter-4.9.0-*"),
         "efa/vendor.yml/Run the installer": ("cmd", "./efa_installer.sh --yes --skip-limit-conf --minimal"),
         "signed_repository/main.yml/Know the repository of RPMs": ("baseurl", f"{CUDA}/amzn2023/x86_64/"),
+    },
+    "container gpu": {
+        "efa/vendor.yml/Run the installer": (
+            "cmd",
+            "./efa_installer.sh --yes --skip-limit-conf  --skip-kmod --no-verify",
+        ),
+        "nccl/install.yml/Install NCCL": ("name", ["libnccl2=2.30.4-1+cuda*", "libnccl-dev=2.30.4-1+cuda*"]),
+        "packages/install.yml/Install packages": (
+            "name",
+            ["ca-certificates", "curl", "git", "gnupg", "jq", "numactl", "pciutils", "python3-venv", "rsync"],
+        ),
+        "training/install.yml/Make the environment": ("cmd", "python3 -m venv /opt/castra"),
     },
     "pcluster-neuron": {
         "neuron/install.yml/Install the driver, the runtime and the tools": (
@@ -69,10 +84,12 @@ def asked(where: str, key: str) -> Any:
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_packages_and_repositories_are_named_as_their_owners_name_them(name: str, tmp_path: Path) -> None:
-    kind = flavour.load(name)
+    contained = name.startswith("container ")
+    kind: Made = container.load(name.partition(" ")[2]) if contained else flavour.load(name)
     rows = [(where, *told) for where, told in EXPECTED[name].items()]
     pin = {"signed_repository_name": "cuda", "signed_repository_pin": "{{ versions.observability.dcgm }}"}
-    told: dict[str, Any] = {"versions": versions.told(kind), "image_os": kind.os}
+    told: dict[str, Any] = {"versions": versions.told(kind), "image_os": kind.os, "image_roles": kind.roles}
+    told["image_kind"] = "container" if contained else "machine"
     defaults = [
         str(path) for role in {where.split("/")[0] for where, *_ in rows}
         if (path := stage.ANSIBLE / "roles" / role / "defaults" / "main.yml").exists()

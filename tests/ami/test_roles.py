@@ -67,6 +67,7 @@ class Node:
     def play(self, *roles: str, mode: str = "install") -> tuple[int, str]:
         """Run the playbook with some of the flavour's roles."""
         told: dict[str, object] = {
+            "image_kind": "machine",
             "image_flavour": "local",
             "image_roles": dict.fromkeys(roles, mode),
             "image_os": LOCAL.os,
@@ -94,6 +95,13 @@ def test_every_role_changes_nothing_the_second_time(node: Node) -> None:
     assert {"slurm", "munge", "docker", "libfabric", "openmpi", "node_exporter", "kernel"} <= set(bill["software"])
     assert "running" in node.sh("systemctl start munge; munge -n | unmunge | grep -c Success; echo running")
     assert "9100" in node.sh("ss -ltn | grep 127.0.0.1:9100")
+    node.sh(
+        "cd /tmp; mkdir -p class/rdmap0s6/ports/1/hw_counters; echo 42 > class/rdmap0s6/ports/1/hw_counters/tx_bytes;"
+        "/usr/local/bin/efa-metrics /tmp/class > /var/lib/node-metrics/planted.prom"
+    )
+    counted = 'node_amazonefa_tx_bytes{device="rdmap0s6",port="1"} 42'
+    assert counted in node.sh("curl -s 127.0.0.1:9100/metrics | grep amazonefa"), "and the node exporter tells it"
+    assert "active" in node.sh("systemctl start efa-metrics.timer; systemctl is-active efa-metrics.timer")
 
 
 def test_what_is_secret_or_personal_does_not_get_into_an_image(node: Node) -> None:

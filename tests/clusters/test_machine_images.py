@@ -10,7 +10,7 @@ import pytest
 from clusters import builds, ledger, machine_images
 from clusters.aws import Site
 from clusters.base import Refused
-from clusters.machine_images import BUILD, DIGEST, FLAVOUR, Image
+from clusters.machine_images import BUILD, DIGEST, FLAVOUR, Image, Place
 from store import Store, open_store
 from store.lease import lease
 from tests.sky import client
@@ -138,3 +138,43 @@ def test_another_attempt_clears_the_last_one_and_has_a_name_of_its_own(site: Sit
     assert machine_images.standing(site, first.token) == []
     assert second.token != first.token
     assert builds.intend(store, site, flavour, "d1", 20).token == second.token, "nothing was made under it"
+
+
+def test_an_image_that_could_not_be_tagged_any_more_is_tagged_and_then_removed(site: Site) -> None:
+    """Whoever bakes may remove only what is tagged, see `clusters.image_rights`."""
+    ec2, build = client("ec2", site.endpoint), f"build{next(numbers)}"
+    one = instance(site)
+    image = ec2.create_image(InstanceId=one, Name=f"castra-mine-d1-{build}")["ImageId"]
+    ec2.terminate_instances(InstanceIds=[one])
+    assert image in machine_images.clear(site, build)
+    assert ec2.describe_images(Owners=["self"], Filters=[{"Name": "name", "Values": [f"*-{build}"]}])["Images"] == []
+
+
+def test_a_build_stands_where_it_is_told_and_lets_in_whom_it_is_told(site: Site) -> None:
+    ec2, build = client("ec2", site.endpoint), f"build{next(numbers)}"
+    vpc = ec2.create_vpc(CidrBlock="10.7.0.0/16")["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.7.1.0/24")["Subnet"]["SubnetId"]
+    place = Place(subnet, "", "203.0.113.7/32")
+    base = machine_images.base_image(site, "", *PCLUSTER)
+    told = {"instance_type": "m7i.large", "tags": {BUILD: build, FLAVOUR: "mine"}, "port": 22, "minutes": 20}
+    assert machine_images.address(site, build, "") == ""
+    key = machine_images.try_out(site, base.id, told, build, place)
+    assert "PRIVATE KEY" in key
+    (one,) = machine_images.standing(site, build)
+    (row,) = ec2.describe_instances(InstanceIds=[one])["Reservations"][0]["Instances"]
+    assert (row["SubnetId"], row["MetadataOptions"]["HttpTokens"]) == (subnet, "required")
+    (group,) = ec2.describe_security_groups(GroupIds=[row["SecurityGroups"][0]["GroupId"]])["SecurityGroups"]
+    assert group["VpcId"] == vpc
+    (rule,) = group["IpPermissions"]
+    assert [who["CidrIp"] for who in rule["IpRanges"]] == ["203.0.113.7/32"]
+    assert machine_images.address(site, build, "private_ip").startswith("10.7.1.")
+    assert {one, group["GroupId"], machine_images.name_of(build)} <= set(machine_images.clear(site, build))
+    ec2.delete_subnet(SubnetId=subnet)
+    ec2.delete_vpc(VpcId=vpc)
+
+
+def test_an_image_remembers_that_it_was_tried_out(site: Site, flavour: str) -> None:
+    image = made(site, flavour)
+    assert image.booted == ""
+    machine_images.booted(site, image.id, "2026-11-20T00:00:00+00:00")
+    assert machine_images.images(site, flavour)[0].booted == "2026-11-20T00:00:00+00:00"

@@ -114,3 +114,45 @@ def test_the_policy_covers_every_rung() -> None:
 def test_a_recipe_of_this_machine_asks_for_its_small_camp_only() -> None:
     services = {action.partition(":")[0] for action in allowed(policy.policy(Recipe()))}
     assert services == {"cloudformation", "ec2", "iam", "logs", "s3", "servicequotas"}
+
+
+def baking() -> dict[str, Any]:
+    """The policy of a recipe whose image is to be baked."""
+    told = recipe("batch")
+    image = told.image.model_copy(update={"flavour": "batch-ecs-gpu"})
+    return policy.policy(told.model_copy(update={"image": image}), ACCOUNT)
+
+
+def test_who_bakes_images_may_do_all_that_our_code_calls_and_iam_knows_every_word() -> None:
+    document = baking()
+    assert linted(document) == []
+    for service, file in (("ec2", "machine_images.py"), ("ssm", "machine_images.py"), ("ecr", "container_images.py")):
+        operations = get_session().get_service_model(service).operation_names
+        named = set(re.findall(r"\.(\w+)\(", (CLUSTERS / file).read_text()))
+        wanted = {f"{service}:{name}" for name in operations if xform_name(name) in named}
+        assert wanted, service
+        assert wanted <= allowed(document), service
+    assert allowed(document) > allowed(policy.policy(recipe("batch"), ACCOUNT))
+
+
+def test_who_bakes_images_may_do_all_that_packer_calls() -> None:
+    """Packer 1.6.6's calls while it baked an image behind a proxy that wrote them down, 2026-11-20."""
+    called = (
+        "CreateImage CreateKeyPair CreateTags DeleteKeyPair DescribeImages DescribeInstances DescribeSecurityGroups "
+        "DescribeVolumes ModifyImageAttribute ModifyInstanceAttribute RunInstances StopInstances TerminateInstances"
+    )
+    assert {f"ec2:{name}" for name in called.split()} <= allowed(baking())
+
+
+def test_who_bakes_images_changes_only_what_a_build_has_made() -> None:
+    tagged = {"aws:ResourceTag/castra:flavour", "aws:RequestTag/castra:flavour"}
+    removing = re.compile(r"ec2:(Delete|Deregister|Terminate|Stop|Modify|Authorize|CreateTags)")
+    rows = [one for one in baking()["Statement"] if any(removing.match(action) for action in one["Action"])]
+    ours = [one for one in rows if tagged & set(one.get("Condition", {}).get("Null", {}))]
+    strange = {action for one in rows if one not in ours for action in one["Action"] if removing.match(action)}
+    stacks_do = {action for action in allowed(policy.policy(recipe("batch"), ACCOUNT)) if removing.match(action)}
+    assert strange <= {"ec2:DeleteKeyPair"} | stacks_do
+    assert "ec2:DeregisterImage" in {action for one in ours for action in one["Action"]}
+    for one in baking()["Statement"]:
+        if {"ecr:PutImage", "ssm:PutParameter"} & set(one["Action"]):
+            assert all("castra/" in name for name in one["Resource"])

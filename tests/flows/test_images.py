@@ -6,19 +6,18 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clusters import keeper
-from emulator import aws as emulated
 from emulator import machines
 from emulator.aws import Emulator
 from tests.camp import Camp, alive
+from tests.flows.oven import Watch, camp, sky
 from tests.sky import client, tell
 
+__all__ = ["camp", "sky"]
 pytestmark = [
     pytest.mark.root,
     pytest.mark.timeout(600),
@@ -27,6 +26,7 @@ pytestmark = [
         reason="needs root, packer, slirp4netns, systemd-container and mmdebstrap",
     ),
 ]
+SECRET = "sesame-open-the-door"
 FLAVOUR = """
 description: As little as an image can be.
 os: debian-12
@@ -39,28 +39,6 @@ deadline_minutes: 20
 roles: {{base: install, image_facts: install, verify: install, clean: install}}
 variables: {{mark: {mark}, {more}}}
 """
-
-
-@pytest.fixture(scope="module")
-def sky(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Emulator, dict[str, str]]]:
-    """An emulator and a Prefect server for all tests here, and the environment that leads to them."""
-    from rich.console import Console
-
-    from flows._server import embedded
-
-    folder = tmp_path_factory.mktemp("sky")
-    os.environ["CASTRA_STATE"] = str(folder)
-    try:
-        with emulated.running(folder) as aws, embedded(keeper.free_port(), Console(quiet=True)) as url:
-            yield aws, emulated.environment(aws.endpoint) | {"PREFECT_API_URL": f"{url}/api"}
-    finally:
-        del os.environ["CASTRA_STATE"]
-
-
-@pytest.fixture
-def camp(user_camp: Camp, sky: tuple[Emulator, dict[str, str]]) -> Camp:
-    user_camp.env |= sky[1] | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    return user_camp
 
 
 def flavour(camp: Camp, name: str, instance_type: str = "m7i.large", more: str = "") -> Path:
@@ -96,34 +74,90 @@ def baking(camp: Camp, patience_s: float = 120.0) -> None:
     camp.wait_for(".castra/images/*/events.jsonl", patience_s)
 
 
-def test_an_image_is_baked_once_then_found_copied_published_and_pruned(camp: Camp) -> None:
-    words = ("--flavour", flavour(camp, "once"))
-    code, told = camp.run("build_image", *words)
-    assert code == 0, told
-    first = told.splitlines()[-1].split()[2]
+@pytest.fixture(scope="module")
+def baked(tmp_path_factory: pytest.TempPathFactory, sky: tuple[Emulator, dict[str, str]]) -> tuple[Camp, Path, str]:
+    """An image that two wanted at once: one baked it, the other waited and took the result.
+
+    The first time SSH did not answer, so it was tried again. What Packer logs in with was seen by nobody else.
+    """
+    camp = Camp(tmp_path_factory.mktemp("baked"))
+    camp.env |= sky[1] | {"PYTHONPATH": str(Path(__file__).parents[2]), "AWS_SESSION_TOKEN": SECRET}
+    refused = weak_packer(camp)
+    path = flavour(camp, "once")
+    with Watch(SECRET, camp) as watch:
+        both = [camp.start("build_image", "--flavour", path) for _ in range(2)]
+        told = [build.communicate(timeout=400)[0] for build in both]
+    assert [build.returncode for build in both] == [0, 0], told
+    (image,) = {text.splitlines()[-1].split()[-3] for text in told}
+    assert sum("baked in" in text for text in told) == 1
+    assert refused.exists(), "and it was tried again"
     assert left(camp) == []
+    layer = Path(tell(sky[0].endpoint, "disks")[image][0])
+    assert [path for path in layer.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()] == []
+    assert watch.seen == set()
+    assert SECRET not in "".join(told)
+    return camp, path, image
+
+
+def weak_packer(camp: Camp) -> Path:
+    """Put a Packer on the user's PATH whose first build finds that SSH does not answer; returns what is there then."""
+    (camp.folder / "bin").mkdir()
+    refused, packer = camp.folder / "refused", camp.folder / "bin" / "packer"
+    said = "1700000000,,ui,error,Build 'amazon-ebs.node' errored: Timeout waiting for SSH."
+    first = f'[ $1 = build ] && [ ! -e {refused} ] && {{ touch {refused}; echo "{said}"; exit 1; }}'
+    packer.write_text(f'#!/bin/sh\n{first}\nexec {shutil.which("packer")} "$@"\n')
+    packer.chmod(0o755)
+    camp.env["PATH"] = f"{camp.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return refused
+
+
+def test_an_image_is_found_copied_and_pruned(baked: tuple[Camp, Path, str]) -> None:
+    camp, path, first = baked
     row = ec2(camp).describe_images(ImageIds=[first])["Images"][0]
     assert row["RootDeviceType"] == "ebs"
     requests = ec2(camp).describe_instances()["Reservations"]
     assert requests[-1]["Instances"][0]["MetadataOptions"]["HttpTokens"] == "required"
-
-    code, told = camp.run("build_image", *words)
+    code, told = camp.run("build_image", "--flavour", path)
     assert (code, told.splitlines()[-1]) == (0, first), "found, not baked again"
-    assert len(ec2(camp).describe_instances()["Reservations"]) == len(requests)
-
-    code, told = camp.run("build_image", *words, "--region", "us-east-1", "--region", "us-west-2", "--publish")
+    code, told = camp.run("build_image", "--flavour", path, "--region", "us-east-1", "--region", "us-west-2")
     assert code == 0, told
     assert len(ec2(camp).describe_instances()["Reservations"]) == len(requests), "copied, not baked"
-    parameter = client("ssm", camp.env["AWS_ENDPOINT_URL"]).get_parameter(Name="/castra/images/once/latest")
-    assert parameter["Parameter"]["Value"] == first
-
-    code, told = camp.run("build_image", *words, "--prune", "keep=1")
+    code, told = camp.run("build_image", "--flavour", path, "--prune", "keep=1")
     assert (code, told.splitlines()[-1]) == (0, "0 images would be removed; --yes does it")
 
 
+def test_an_image_is_published_once_an_instance_of_it_has_proven_itself(
+    baked: tuple[Camp, Path, str], sky: tuple[Emulator, dict[str, str]]
+) -> None:
+    camp, path, image = baked
+    words = ("--flavour", path, "--boot-test", "--publish")
+    told_at = client("ssm", camp.env["AWS_ENDPOINT_URL"])
+    setting = Path(tell(sky[0].endpoint, "disks")[image][0], "etc", "sysctl.d", "90-castra.conf")
+    damaged = setting.rename(setting.with_name("elsewhere"))
+    code, told = camp.run("build_image", *words)
+    damaged.rename(setting)
+    assert code == 1
+    assert 'was tried out: task "Read the kernel\'s settings" of role base failed on instance' in told
+    assert "it is kept, and not published" in told
+    assert left(camp) == []
+    assert told_at.get_parameters(Names=["/castra/images/once/latest"])["Parameters"] == []
+
+    code, told = camp.run("build_image", *words)
+    assert code == 0, told
+    assert f"an instance of {image} boots and proves" in told
+    assert told_at.get_parameter(Name="/castra/images/once/latest")["Parameter"]["Value"] == image
+    assert left(camp) == []
+    tried = ec2(camp).describe_instances()["Reservations"][-1]["Instances"][0]
+    assert (tried["ImageId"], tried["MetadataOptions"]["HttpTokens"]) == (image, "required")
+    code, told = camp.run("build_image", *words)
+    assert "was tried out 20" in told, "not twice"
+
+
 def test_a_role_that_fails_is_named_with_what_it_said_and_leaves_nothing(camp: Camp) -> None:
+    before = len(ec2(camp).describe_instances()["Reservations"])
     code, told = camp.run("build_image", "--flavour", flavour(camp, "broken", more="verify_roles: missing"))
     assert code == 1
+    assert len(ec2(camp).describe_instances()["Reservations"]) == before + 1, "it is not tried again"
     assert "of role verify failed on default" in told
     assert "fix ansible/roles/verify, then run again" in told
     assert "Traceback" not in told
@@ -164,22 +198,13 @@ def kill(camp: Camp) -> None:
             os.kill(int(place.name), signal.SIGKILL)
 
 
-def test_of_two_builds_of_one_image_one_bakes_and_the_other_takes_the_result(camp: Camp) -> None:
-    words = ("--flavour", flavour(camp, "twice"))
-    both = [camp.start("build_image", *words) for _ in range(2)]
-    told = [build.communicate(timeout=400)[0] for build in both]
-    assert [build.returncode for build in both] == [0, 0], told
-    assert len({text.splitlines()[-1].split()[-3] for text in told}) == 1
-    assert sum("baked in" in text for text in told) == 1
-    assert left(camp) == []
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("--flavour", "pcluster-gp"), "did you mean 'pcluster-gpu'?"),
         (("--flavour", "pcluster-gpu"), "is baked from an image that AWS alone has"),
         (("--flavour", "local", "--prune", "all"), "write --prune keep=3"),
+        (("--flavour", "local", "--source", "everywhere"), "write --source 203.0.113.7/32"),
         (("--flavour", "local", "--share", "123456789012"), "name a key with --kms-key"),
         ((), "which image?"),
     ],
