@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusters import preflight
+from clusters import aws, preflight
 from clusters.aws import Site
 from clusters.base import NoCapacity
 from clusters.capacity import parse
@@ -120,6 +120,17 @@ def test_the_window_of_a_block(account: Site) -> None:
         preflight.window(told, account)
 
 
+@pytest.fixture
+def unknown_yet() -> Iterator[None]:
+    """No session has read credentials: it does so once."""
+    for kept in (aws._session, aws._made):
+        kept.cache_clear()
+    yield
+    for kept in (aws._session, aws._made):
+        kept.cache_clear()
+
+
+@pytest.mark.usefixtures("unknown_yet")
 def test_without_credentials_nothing_else_is_asked(account: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)

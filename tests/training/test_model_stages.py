@@ -40,7 +40,7 @@ def part(family: str, index: int, count: int) -> NextTokenLoss:
     return stage
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [one for one in FAMILIES if one != "mixtral"])  # its experts are not cut into stages
 def test_stages_compose_to_the_whole(family: str) -> None:
     whole = NextTokenLoss(build(small(family), LENGTH, seed=1))
     expected = learned(whole, whole(*batch()))
