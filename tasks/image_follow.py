@@ -72,7 +72,7 @@ class Story:
                 where = f"task {event['task']!r} of role {event['role']} failed on {event['host']}"
                 said = f"{name}: {where}: {event['why']}; fix ansible/roles/{event['role']}, then run again"
                 return BuildFailed(said, passing=bool(packer.PASSING.search(event["why"])))
-        told = "; ".join(self.errors[:2] or [f"{self.program} {self.ended}", *self.last])
+        told = "; ".join(self.errors[-2:] or [f"{self.program} {self.ended}", *self.last])
         return BuildFailed(f"{name}: {told}", passing=bool(packer.PASSING.search(told)))
 
 

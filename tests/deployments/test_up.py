@@ -125,9 +125,9 @@ def test_a_cancel_stops_training_and_strikes_the_camp(up: tuple[Camp, str]) -> N
     httpx.post(f"{url}/api/flow_runs/{run}/set_state", json={"state": {"type": "CANCELLING"}})
     wait(lambda: not [line for line in camp.processes() if "training.run" in line], 60)
     wait(lambda: state(url, run)["type"] == "CANCELLED", 40)
-    entries = [json.loads(path.read_text()) for path in camp.folder.glob("store/ledger/slow/*.json")]
-    assert entries
-    assert {entry["state"] for entry in entries} == {"gone"}
+    found = list(camp.folder.glob("store/ledger/slow/*.json"))
+    assert found
+    wait(lambda: {json.loads(path.read_text())["state"] for path in found} == {"gone"}, 40)
 
 
 @pytest.mark.skipif(not shutil.which("chromium") and not os.environ.get("CI"), reason="needs chromium (Debian package)")

@@ -1,5 +1,6 @@
 """Where images and containers are baked in tests: an emulated AWS and a Prefect server for all tests of a file."""
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterator
@@ -59,12 +60,15 @@ class Watch(threading.Thread):
         deeper = ("*", "packer/*", "tmp/*", "tmp/*/*", "tmp/*/*/*", "tmp/*/*/*/*", "tmp/*/*/*/*/*")
         places = [f".castra/images/*/{more}" for more in deeper]  # not podman's layers
         while not self.over.wait(0.05):
-            files = [path for place in places for path in self.camp.folder.glob(place) if path.is_file()]
-            for path in (*Path("/proc").glob("[0-9]*/cmdline"), *files):
-                try:
-                    told = path.read_bytes()
-                except OSError:
-                    continue
-                if self.secret in told:
-                    self.seen.add(told.decode(errors="replace") if path.name == "cmdline" else path.name)
+            self._look(Path("/proc"), "[0-9]*/cmdline")
+            for place in places:
+                self._look(self.camp.folder, place)
             self.rounds += 1
+
+    def _look(self, folder: Path, place: str) -> None:
+        """Read what is there; a process or a folder that goes meanwhile has nothing to tell any more."""
+        with contextlib.suppress(OSError):
+            for path in folder.glob(place):
+                with contextlib.suppress(OSError):
+                    if self.secret in (told := path.read_bytes()):
+                        self.seen.add(told.decode(errors="replace") if path.name == "cmdline" else path.name)
