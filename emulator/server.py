@@ -12,7 +12,7 @@ import os
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -25,6 +25,12 @@ MEMORY = secrets.token_hex(8)
 CONDITIONS = {"HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH"}
 ANSWERING = ("batch_jobs", "eks", "fsx", "hyperpod", "images", "pcluster", "pcs", "prices", "registry", "sagemaker")
 """Modules of ours that answer in place of moto; they register themselves."""
+CHANGES: Mapping[str, tuple[Callable[[], None], ...]] = {
+    "sagemaker": (endpoints.know_instances,),
+    "ec2": (launches.take_over, hosts.take_over),
+    "s3": (bulk.take_over,),
+}
+"""What changes moto, before a service's first request; each does so once."""
 WARM = ("s3", "iam", "logs", "ec2")
 """Services whose import takes long: done in the background while the server answers already."""
 
@@ -40,7 +46,7 @@ class Application:
         from emulator.api import StackApi
 
         self.moto = DomainDispatcherApplication(create_backend_app)
-        self.conditional = threading.Lock()
+        self.conditional, self.changing = threading.Lock(), threading.Lock()
         self.stacks = Flask("stacks")
         self.stacks.request_class = BackendRequest
         self.stacks.add_url_rule("/", "stacks", convert_to_flask_response(StackApi.dispatch), methods=["POST"])
@@ -62,15 +68,11 @@ class Application:
         service = extension.signed_for(environ)[0]
         if (call := extension.understood(environ)) is not None:
             return extension.respond(call, start_response)
-        if service == "sagemaker":
-            endpoints.know_instances()
-        if service == "ec2":
-            launches.take_over()
-            hosts.take_over()
-        if service == "s3":
-            bulk.take_over()
-            if (answer := bulk.read(self.moto, environ, start_response)) is not None:
-                return answer
+        with self.changing:  # of two first requests at once each would change moto, and every machine be made twice
+            for take_over in CHANGES.get(service, ()):
+                take_over()
+        if service == "s3" and (answer := bulk.read(self.moto, environ, start_response)) is not None:
+            return answer
         application = self.stacks if service == "cloudformation" else self.moto
         # moto compares and writes in two steps: without the lock two conditional writes could both succeed
         with self.conditional if CONDITIONS & environ.keys() else contextlib.nullcontext():

@@ -6,15 +6,19 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from werkzeug.test import Client
 
 from clusters import aws, keeper
 from clusters.aws import Site
 from clusters.base import ClusterError, Refused, Unreachable
 from emulator import aws as emulated
+from emulator import server
 from emulator.aws import Emulator
 from tests.sky import client
 
@@ -124,3 +128,27 @@ def test_errors_of_aws_are_sentences(site: Site, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
     with pytest.raises(Refused, match="no AWS region is set"):
         aws.here()
+
+
+def test_moto_is_changed_once_by_many_who_ask_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: list[int] = []
+
+    @cache
+    def change() -> None:
+        time.sleep(0.05)
+        changes.append(1)
+
+    monkeypatch.setattr(server, "CHANGES", {"ec2": (change,)})
+    application = server.Application()
+    signed = "AWS4-HMAC-SHA256 Credential=castra/20261120/us-east-1/ec2/aws4_request, SignedHeaders=host, Signature=0"
+
+    def ask(_: int) -> int:
+        told = {"Action": "DescribeRegions", "Version": "2016-11-15"}
+        answer = Client(application).post(
+            "/", data=told, headers={"Authorization": signed, "Host": "ec2.amazonaws.com"}
+        )
+        return answer.status_code
+
+    with ThreadPoolExecutor(4) as many:
+        assert list(many.map(ask, range(4))) == [200] * 4
+    assert changes == [1]
